@@ -1,0 +1,131 @@
+"""What every kernel backend agrees on: the shape of a decoder, the layout of the KV pool, the input of one step.
+
+Knows no model family, no tokenizer, no scheduler. Pages are raw bytes; a *unit* is the [16, head_dim] tile of one
+(layer, K or V, kv head) and fills an integer share of a page. A *block* is the KV of 16 tokens of one layer group.
+
+Address of a unit, in a group whose layers are numbered 0.. inside the group:
+
+    unit  = (layer_in_group * 2 + (0 for K, 1 for V)) * num_kv_heads + kv_head
+    page  = page_tables[group][sequence, block, unit // units_per_page]
+    byte  = page * page_bytes + (unit % units_per_page) * unit_bytes
+
+The order of elements inside a unit belongs to the backend alone (the C++ one interleaves pairs of tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class RopeTraits:
+    """Rotary embedding of a layer: `inv_freq` [head_dim / 2] fp32, already scaled; `attention_factor` multiplies cos and sin."""
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class DecoderTraits:
+    """All that distinguishes the pre-norm, rotary, gated-MLP decoders (llama, gemma3) from one another."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layer_windows: tuple[int | None, ...]  # one a layer: a token sees itself and window - 1 before it; None = all
+    layer_ropes: tuple[RopeTraits, ...]  # one a layer
+    norm_eps: float
+    attention_scale: float
+    activation: str = "silu"  # or "gelu_tanh"
+    norm_weight_offset: float = 0.0  # gemma multiplies by (1 + weight)
+    embedding_scale: float = 1.0
+    qk_norm: bool = False  # RMS norm over head_dim of q and k before the rotation
+    post_norms: bool = False  # gemma: norm of the attention's and of the MLP's output before the residual sum
+    qkv_bias: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_windows)
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that keep the same tokens: all full-attention layers, or all with one window."""
+
+    window: int | None
+    layers: tuple[int, ...]  # numbers in the decoder, in order
+
+
+def layer_groups(traits: DecoderTraits) -> tuple[LayerGroup, ...]:
+    """Full attention first, then by growing window."""
+    windows = sorted(set(traits.layer_windows), key=lambda window: (window is not None, window or 0))
+    return tuple(
+        LayerGroup(window, tuple(i for i, w in enumerate(traits.layer_windows) if w == window)) for window in windows
+    )
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The ragged input of one forward. Tokens of a sequence are consecutive; all tensors int32, contiguous.
+
+    Sequence s owns rows query_starts[s]:query_starts[s + 1]; its last row has position context_lens[s] - 1, so a
+    decode is a sequence with one row and a prefill chunk one with many. The forward first writes K and V of every
+    row, then attends; a row never sees a later position. `page_tables` has one [sequence, block, page_in_block]
+    tensor per layer group, -1 where nothing is held (beyond the end, or wholly below a window).
+    """
+
+    tokens: torch.Tensor  # [row]
+    positions: torch.Tensor  # [row]
+    query_starts: torch.Tensor  # [sequence + 1]
+    context_lens: torch.Tensor  # [sequence], this step's rows included
+    page_tables: tuple[torch.Tensor, ...]  # per group [sequence, block, page_in_block]
+    logit_rows: torch.Tensor  # [wanted] row numbers whose logits are returned, in this order
+
+
+class Backend(Protocol):
+    """One implementation of the decoder step. Every backend gives the reference's values within stated bounds."""
+
+    name: str
+
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+        """Why this backend cannot run such a decoder, or None."""
+
+    def pack(self, traits: DecoderTraits, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
+        """Copies the weights into the backend's own layout; `weights` may be freed afterwards. Names: WEIGHT_NAMES."""
+
+    def forward(self, decoder: Any, pool: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """Writes the rows' KV into `pool` (uint8 [page, page_bytes]) and returns fp32 logits [wanted, vocab].
+
+        The result may be a buffer of the backend's that the next forward overwrites.
+        """
+
+
+# Canonical names of a decoder's weights; linear weights are [out, in]. `head` may be the very tensor of `embedding`.
+WEIGHT_NAMES = ("embedding", "final_norm", "head")
+LAYER_WEIGHT_NAMES = (
+    "attention_norm",
+    "q",
+    "k",
+    "v",
+    "q_bias",
+    "k_bias",
+    "v_bias",
+    "q_norm",
+    "k_norm",
+    "o",
+    "post_attention_norm",
+    "mlp_norm",
+    "gate",
+    "up",
+    "down",
+    "post_mlp_norm",
+)  # as f"layers.{i}.{name}"; biases, q/k norms and post norms only where the traits ask for them
