@@ -1,0 +1,19 @@
+# The steps of `make run`, in an image: docker build -t paged-arena . && docker run -p 7860:7860 -v arena:/data paged-arena
+FROM python:3.11-slim-bookworm
+
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends build-essential \
+ && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /srv/arena
+# Empty takes torch from the default index; PyTorch's CPU wheel index keeps CUDA out of the image.
+ARG TORCH_INDEX=
+ENV ARENA_CACHE=/data/cache ARENA_DATA=/data PYTHONUNBUFFERED=1
+
+COPY . .
+RUN make install TORCH_INDEX=${TORCH_INDEX}
+
+VOLUME /data
+EXPOSE 7860
+STOPSIGNAL SIGINT
+CMD ["make", "run", "ARGS=--host 0.0.0.0"]

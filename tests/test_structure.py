@@ -1,0 +1,84 @@
+"""The layout of the tree is a promise: who may import whom, what lies at the top, what the web process loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {"app": {"db"}, "db": set(), "engine": {"kernels"}, "kernels": set()}
+TOP_LEVEL = {
+    "app", "db", "engine", "kernels", "static", "tests", "docs",
+    "pyproject.toml", "constraints.txt", "Dockerfile", "compose.yaml", "Makefile",
+    "README.md", "CHANGELOG.md", "LICENSE", ".ci", ".gitignore", ".dockerignore",
+}  # fmt: skip
+
+
+def imported_packages(path: Path) -> set[str]:
+    """The top-level packages that a source file imports, lazily or not."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_package_imports_only_what_the_layout_allows(package):
+    forbidden = set(MAY_IMPORT) | {"tests"}
+    forbidden -= MAY_IMPORT[package] | {package}
+    offenders = {
+        str(path.relative_to(ROOT)): crossing
+        for path in (ROOT / package).rglob("*.py")
+        if (crossing := imported_packages(path) & forbidden)
+    }
+    assert offenders == {}
+
+
+def test_only_the_config_modules_read_the_environment():
+    allowed = {"app/config.py", "engine/config.py"}
+    readers = {
+        str(path.relative_to(ROOT))
+        for package in ("app", "engine", "db")
+        for path in (ROOT / package).rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("os.environ[", "os.environ.get", "os.getenv"))
+    }
+    assert readers - allowed == set()
+
+
+def test_web_process_never_loads_torch():
+    code = "import sys, app.web; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'engine')))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+
+
+def test_transformers_does_not_take_our_kernels_for_the_package_of_that_name():
+    code = (
+        "from transformers.utils.import_utils import is_kernels_available; import sys; sys.exit(is_kernels_available())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+
+
+def test_version_stays_clear_of_the_range_that_transformers_probes_for():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert not version.startswith("0.18.")
+
+
+def test_top_level_holds_only_what_the_map_names():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert {line.split("/")[0] for line in listed.stdout.splitlines()} <= TOP_LEVEL
+
+
+def test_every_folder_with_code_is_a_package_that_gets_installed():
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    folders = {path.parent for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
+    assert all(f"{package}*" in include for package in MAY_IMPORT)
+    assert {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()} == set()
