@@ -20,6 +20,7 @@ ENVIRONMENT_PREFIX = "ARENA_ENGINE_"
 NOT_OURS = frozenset(
     {"ARENA_ENGINE_URL", "ARENA_ENGINE_CONFIG"}
 )  # where the website finds an engine; which file to read
+DEFAULT_CACHE = Path("~/.cache/paged-arena")
 SIZES = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -63,8 +64,8 @@ class EngineConfig:
     check_integrity: bool = setting(
         False, "Whether the pool's invariants are checked after every step, not only at idle."
     )
-    cache_folder: Path = setting(
-        Path("~/.cache/paged-arena"),
+    cache_folder: Path = setting(  # noqa: RUF009
+        DEFAULT_CACHE,
         "Where converted checkpoints and compiled kernels are kept; also set by ARENA_CACHE.",
     )
     exit_with_parent: bool = setting(False, "Whether the engine ends when the process that started it ends.")
@@ -139,25 +140,24 @@ def parse(written: str, name: str, value: Any) -> Any:
         raise ConfigError(f"unknown setting: {written}", param=written)
     each = FIELDS[name]
     if isinstance(value, str):
-        value = READERS.get(each.type, str)(written, value.strip())
+        value = READERS[each.type](written, value.strip(), each.metadata["unit"])
     check(written, each, value)
     return value
 
 
-def read_integer(written: str, text: str) -> int:
+def read_integer(written: str, text: str, unit: str) -> int:
     number, factor = text, 1
     for suffix, size in SIZES.items():
-        if text.endswith(suffix):
+        if unit == "bytes" and text.endswith(suffix):
             number, factor = text.removesuffix(suffix).strip(), size
     try:
         return int(number.replace("_", "")) * factor
     except ValueError:
-        raise ConfigError(
-            f"{written} must be a whole number (also as 512MiB, 2GiB), not {text!r}", param=written
-        ) from None
+        also = " (also as 512MiB or 2GiB)" if unit == "bytes" else ""
+        raise ConfigError(f"{written} must be a whole number{also}, not {text!r}", param=written) from None
 
 
-def read_boolean(written: str, text: str) -> bool:
+def read_boolean(written: str, text: str, unit: str) -> bool:
     known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
     if text.lower() not in known:
         raise ConfigError(f"{written} must be true or false, not {text!r}", param=written)
@@ -167,8 +167,9 @@ def read_boolean(written: str, text: str) -> bool:
 READERS = {
     "int": read_integer,
     "bool": read_boolean,
-    "Path": lambda _, text: Path(text),
-    "str | None": lambda _, text: text or None,
+    "str": lambda written, text, unit: text,
+    "str | None": lambda written, text, unit: text or None,
+    "Path": lambda written, text, unit: Path(text),
 }
 TYPES = {"int": int, "bool": bool, "str": str, "str | None": (str, type(None)), "Path": (Path, str)}
 TYPE_WORDS = {"int": "a whole number", "bool": "true or false", "str": "text", "str | None": "text", "Path": "a path"}

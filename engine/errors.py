@@ -1,4 +1,4 @@
-"""Every error the engine answers with. Each knows its HTTP status and OpenAI's error type; the sentence is for the caller.
+"""Every error the engine answers with. Each has its HTTP status and OpenAI's error type; its words are the caller's.
 
     EngineError                      500  server_error
     ├── BadRequest                   400  invalid_request_error
