@@ -1,0 +1,223 @@
+"""The connection: one SQLite file or one PostgreSQL server, the same code above either.
+
+A *session* is one transaction: committed when its block ends, rolled back when the block raises. Writers of a SQLite
+file queue at `BEGIN IMMEDIATE`, readers see a snapshot and wait for nobody. Whatever means "not now" (locked, full,
+gone) leaves as `DatabaseUnavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import alembic.command
+import alembic.config
+import alembic.util
+import sqlalchemy
+import sqlalchemy.exc
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.orm import Session
+
+from db.errors import DatabaseTooNew, DatabaseUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATION_LOCK = 0x41524D49  # PostgreSQL's advisory locks are numbers of the database's users' choice
+MIGRATION_TIMEOUT_SECONDS = 60.0
+
+
+class Database:
+    """`url`: sqlite:///relative/or////absolute/file.db, or postgresql://user@host/name. Connects at first use."""
+
+    def __init__(self, url: str, *, busy_timeout_seconds: float = 5.0, max_connections: int = 8):
+        self.url = _with_driver(make_url(url))
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        make = _sqlite_engine if self.is_sqlite else _postgresql_engine
+        self._engine = make(self.url, busy_timeout_seconds, max_connections)
+        self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="database")
+
+    @contextmanager
+    def session(self, *, read_only: bool = False) -> Iterator[Session]:
+        """One transaction. `read_only` sessions see one snapshot throughout and cannot write.
+
+        Rows read in it may be used after it: nothing is loaded later. Raises DatabaseUnavailable.
+        """
+        engine = self._engine.execution_options(read_only=True) if read_only else self._engine
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                if read_only and not self.is_sqlite:
+                    session.connection(
+                        execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+                    )
+                yield session
+        except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.TimeoutError) as error:
+            reason = _why_unavailable(error)
+            if reason is None:
+                raise
+            raise DatabaseUnavailable(reason) from error
+
+    async def run(
+        self,
+        function: Callable[Concatenate[Session, P], T],
+        /,
+        *args: P.args,
+        read_only: bool = False,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Runs `function(session, ...)` in a session of its own, in a thread: the only way from async code to SQL.
+
+        A cancelled caller does not undo it: the transaction ends by itself, committed or not as a whole.
+        """
+
+        def work() -> T:
+            with self.session(read_only=read_only) as session:
+                return function(session, *args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def upgrade_to_head(self) -> None:
+        """Brings the tables to this version, making them where there are none. Of several processes one does it.
+
+        All or nothing: a migration that fails leaves the database as it was. Raises DatabaseTooNew.
+        """
+        with self._migration_connection() as connection:
+            config = alembic.config.Config(attributes={"connection": connection})
+            config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+            try:
+                alembic.command.upgrade(config, "head")
+            except alembic.util.CommandError as error:
+                if "Can't locate revision" not in str(error):
+                    raise
+                raise DatabaseTooNew(
+                    f"the database at {self.url.render_as_string()} was migrated by a later version of Paged Arena "
+                    f"({error}); start that version, or give another database"
+                ) from error
+
+    @contextmanager
+    def _migration_connection(self) -> Iterator[Connection]:
+        """A transaction that no other migrating process shares, waited for."""
+        try:
+            with self._engine.connect() as connection:
+                if self.is_sqlite:
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(MIGRATION_TIMEOUT_SECONDS * 1000)}")
+                    connection.commit()  # the next statement begins the transaction anew, under the longer timeout
+                with connection.begin():
+                    if not self.is_sqlite:
+                        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+                    yield connection
+                connection.invalidate()  # the pragma goes with it
+        except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.TimeoutError) as error:
+            reason = _why_unavailable(error)
+            if reason is None:
+                raise
+            raise DatabaseUnavailable(reason) from error
+
+    def close(self) -> None:
+        """Waits for what runs, then closes every connection."""
+        self._threads.shutdown()
+        self._engine.dispose()
+
+
+def _with_driver(url: URL) -> URL:
+    if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() != "sqlite":
+        raise ValueError(f"database must be sqlite:/// or postgresql://, not {url.drivername}://")
+    if url.database in (None, "", ":memory:"):
+        raise ValueError("a SQLite database must be a file: votes in memory would not outlive the process")
+    return url
+
+
+def _sqlite_engine(url: URL, busy_timeout_seconds: float, max_connections: int) -> Engine:
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sqlalchemy.create_engine(
+        url, pool_size=max_connections, max_overflow=0, connect_args={"timeout": busy_timeout_seconds}
+    )
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, record) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself; `begin` below does
+        _set_wal(connection, busy_timeout_seconds)
+        connection.execute("PRAGMA synchronous = FULL")  # a vote that was thanked for survives a power cut
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        read_only = connection.get_execution_options().get("read_only", False)
+        connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
+    """SQLite does not wait for its lock when the journal mode of a new file changes, so that we do."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _postgresql_engine(url: URL, busy_timeout_seconds: float, max_connections: int) -> Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise ValueError("PostgreSQL needs its driver: pip install 'paged-arena[postgres]'") from error
+    milliseconds = int(busy_timeout_seconds * 1000)
+    return sqlalchemy.create_engine(
+        url,
+        pool_size=max_connections,
+        max_overflow=0,
+        pool_pre_ping=True,  # a server that was restarted is found again
+        connect_args={"options": f"-c timezone=UTC -c lock_timeout={milliseconds}", "connect_timeout": 10},
+    )
+
+
+SQLITE_NOT_NOW = {
+    sqlite3.SQLITE_BUSY: "locked by another process",
+    sqlite3.SQLITE_LOCKED: "locked by another connection",
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "the disk cannot be written or read",
+    sqlite3.SQLITE_READONLY: "the file is read-only",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
+}
+POSTGRESQL_NOT_NOW = {  # classes of SQLSTATE
+    "08": "no connection to the server",
+    "53": "the server is out of disk, memory or connections",
+    "55": "locked by another transaction",
+    "57": "the server is shutting down or not yet up",
+    "58": "the server cannot write or read its disk",
+    "40": "two transactions were in each other's way",
+    "25006": "the server is read-only",
+}
+
+
+def _why_unavailable(error: sqlalchemy.exc.SQLAlchemyError) -> str | None:
+    """The sentence for an error that may pass; None for one that is a bug of ours."""
+    if isinstance(error, sqlalchemy.exc.TimeoutError):
+        return "database unavailable: all connections are in use"
+    cause = error.orig
+    if isinstance(cause, sqlite3.Error):
+        reason = SQLITE_NOT_NOW.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF)
+    elif (
+        isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InternalError)
+        or error.connection_invalidated
+    ):
+        state = getattr(cause, "sqlstate", None) or "08"
+        reason = POSTGRESQL_NOT_NOW.get(state) or POSTGRESQL_NOT_NOW.get(state[:2])
+    else:
+        reason = None
+    return reason and f"database unavailable: {reason} ({cause})"
