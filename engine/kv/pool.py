@@ -1,0 +1,40 @@
+"""The pool: equal pages of raw bytes and the list of the free ones. Knows no blocks; the only place with a tensor."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+
+
+class PagePool:
+    """`order` is the sequence in which pages are handed out at first (a test shuffles it)."""
+
+    def __init__(self, total: int, page_bytes: int, order: np.ndarray | None = None) -> None:
+        self.total = total
+        self.page_bytes = page_bytes
+        self.free = total
+        # A stack: _stack[:free]. A page freed last is used first, so that memory never touched stays untouched.
+        self._stack = np.arange(total, dtype=np.int32)[::-1].copy() if order is None else order.astype(np.int32)
+
+    @cached_property
+    def memory(self) -> torch.Tensor:
+        """uint8 [page, page_bytes], not initialised. Made at first use: who only counts pages needs none."""
+        return torch.empty((self.total, self.page_bytes), dtype=torch.uint8)
+
+    @property
+    def free_pages(self) -> np.ndarray:
+        return self._stack[: self.free]
+
+    def take(self, count: int) -> np.ndarray:
+        """int32 [count]: pages that are the caller's until given back. There must be as many."""
+        if count > self.free:
+            raise IndexError(f"{count} pages asked, {self.free} free")
+        self.free -= count
+        return self._stack[self.free : self.free + count].copy()
+
+    def give(self, pages: np.ndarray) -> None:
+        """The opposite of `take`; the content stays until the page is taken again."""
+        self._stack[self.free : self.free + len(pages)] = pages
+        self.free += len(pages)

@@ -1,0 +1,113 @@
+"""One generation: what was asked, the tokens so far, how many of them have their KV. Knows no scheduler and no pages.
+
+    WAITING ──admitted──> RUNNING ──> FINISHED
+       ^                     │
+       └──── preempted ──────┘          (aborted or failed: FINISHED from either)
+
+A sequence computes `tokens[computed:length]` next: many while it prefills (also after a preemption, when everything
+generated so far is prompt again), one when it decodes.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.kv.manager import BlockTable, CheckpointKV
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to draw the next token and when to end; checked by `schema`, honoured whole by `sampling` and `core`."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # 0 and -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerationEvent:
+    """What one step added to a request. The last one of a request carries a `finish_reason`, and no other does."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None  # "stop", "length", "abort" or "error"
+    error: str | None  # with "error": what went wrong, in words for the operator
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt, served from blocks that were already there
+
+
+class State(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Sequence:
+    """Tokens, and through `table` the blocks that hold their KV. `limit` is the length it may reach at most."""
+
+    __slots__ = (
+        "block_hashes",
+        "cached_tokens",
+        "computed",
+        "length",
+        "limit",
+        "owner",
+        "prompt_length",
+        "space",
+        "state",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, space: CheckpointKV, prompt_ids, max_tokens: int, owner: object = None) -> None:
+        self.space = space
+        self.owner = owner  # whoever is told of its progress; kv and scheduler never look
+        self.prompt_length = self.length = len(prompt_ids)
+        self.limit = self.length + max_tokens
+        self.tokens = np.empty(min(self.limit, self.length + 256), np.int32)
+        self.tokens[: self.length] = prompt_ids
+        self.state = State.WAITING
+        self.computed = 0  # tokens whose KV is written
+        self.cached_tokens = 0  # of the prompt, found in the cache when first admitted
+        self.block_hashes: list[bytes] = []  # of the full blocks, as far as anyone asked; outlives a preemption
+        self.table: BlockTable | None = None
+
+    @property
+    def uncomputed(self) -> int:
+        return self.length - self.computed
+
+    def append(self, token: int) -> None:
+        if self.length == len(self.tokens):
+            self.tokens = np.resize(self.tokens, min(self.limit, 2 * self.length))
+        self.tokens[self.length] = token
+        self.length += 1
+
+
+@dataclass(eq=False)
+class Request:
+    """What the client asked for, and to whom its events go."""
+
+    id: str
+    model: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    deliver: Callable[[GenerationEvent], None]
+    arrived: float = field(default_factory=time.monotonic)
