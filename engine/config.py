@@ -17,9 +17,7 @@ from typing import Any
 from engine.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "ARENA_ENGINE_"
-NOT_OURS = frozenset(
-    {"ARENA_ENGINE_URL", "ARENA_ENGINE_CONFIG"}
-)  # where the website finds an engine; which file to read
+NOT_OURS = frozenset({"ARENA_ENGINE_URL"})  # where the website finds an engine
 DEFAULT_CACHE = Path("~/.cache/paged-arena")
 SIZES = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -104,7 +102,7 @@ class EngineConfig:
     ) -> EngineConfig:
         """Merges the four sources; `flags` holds only what was given. Raises ConfigError, naming the key."""
         values: dict[str, Any] = {}
-        file = file or environ.get("ARENA_ENGINE_CONFIG")
+        file = file or environ.get("ARENA_CONFIG")
         for source in (from_file(file) if file else {}, from_environment(environ), from_flags(flags or {})):
             for written, (name, value) in source.items():
                 values[name] = parse(written, name, value)
@@ -119,9 +117,10 @@ def from_file(path: str | Path) -> dict[str, tuple[str, Any]]:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
-    if not isinstance(document.get("engine"), dict):
-        raise ConfigError(f"{path} has no [engine] table", param="engine")
-    return {f"engine.{key} in {path}": (key, value) for key, value in document["engine"].items()}
+    for table in document:
+        if table not in ("engine", "web") or not isinstance(document[table], dict):
+            raise ConfigError(f"unknown setting: {table} in {path} (its tables are [engine] and [web])", param=table)
+    return {f"engine.{key} in {path}": (key, value) for key, value in document.get("engine", {}).items()}
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:

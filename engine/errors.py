@@ -4,6 +4,7 @@
     ├── BadRequest                   400  invalid_request_error
     │   ├── InvalidParameter              a value out of its range or of the wrong type; names the parameter
     │   ├── UnsupportedParameter          one we do not honour, so we do not accept it; names the parameter
+    │   ├── UnknownParameter              one that no API we speak has
     │   ├── ContextTooLong                says how long the prompt is and how much the model allows
     │   └── BodyTooLarge             413  says how large the body is and how much is read
     ├── NotAuthorized                401  no key or a wrong one
@@ -54,6 +55,13 @@ class UnsupportedParameter(BadRequest):
 
     def __init__(self, param: str, message: str | None = None) -> None:
         super().__init__(message or f"{param} is not supported", param=param)
+
+
+class UnknownParameter(BadRequest):
+    code = "unknown_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"unknown parameter: {param}", param=param)
 
 
 class ContextTooLong(BadRequest):
