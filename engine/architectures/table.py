@@ -1,0 +1,32 @@
+"""The architectures, by their name in config.json's `architectures`.
+
+An architecture is data: how its config.json becomes DecoderTraits, and what its file calls each weight. The forward
+itself is the kernels'. To add one: a module beside this one and its line here; the tests are parametrised over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.architectures.architecture import Architecture
+from engine.architectures.gemma3 import GEMMA3
+from engine.architectures.llama import LLAMA
+from engine.errors import CheckpointError
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": LLAMA,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3TextModel": GEMMA3,
+}
+
+
+def architecture_name(config: Mapping[str, Any]) -> str:
+    """The first name of config.json's `architectures`; raises CheckpointError unless it is in the table."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        stated = f"architecture {name} is not supported" if name else "config.json names no architecture"
+        raise CheckpointError(f"{stated}; supported: {known}")
+    return name

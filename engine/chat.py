@@ -1,0 +1,169 @@
+"""Chats to token ids: a checkpoint's own chat template, rendered as transformers renders it, or a named one of ours.
+
+What a message says is text and nothing else: a control token spelled in it ("<|im_end|>") is broken up before the
+tokenizer could take it for one, while the template's own control tokens stay whole. Knows no requests and no models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from engine.errors import BadRequest, CheckpointError
+
+Message = Mapping[str, Any]  # role, content: both text
+
+OWN_FORMAT = "checkpoint"  # the name of a checkpoint's own template
+BASE_FORMAT = "plain-roles"  # what a checkpoint without a template gets
+MARK = "\ufdd0"  # a noncharacter: never part of text
+
+
+class ChatFormat:
+    """A chat template over one tokenizer. `stop`: strings that end an answer, beside the end tokens. Immutable.
+
+    Raises CheckpointError when made of a template that does not compile.
+    """
+
+    def __init__(
+        self, name: str, template: str, *, stop: Sequence[str], tokenizer: Tokenizer, special_tokens: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.template = template
+        self.stop = tuple(stop)
+        self.special_tokens = dict(special_tokens)  # bos_token, eos_token ...: text the template may name
+        self._tokenizer = tokenizer
+        self._control_tokens = control_token_pattern(tokenizer, template)
+        try:
+            self._compiled = template_environment().from_string(template)
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template is broken: {error}") from error
+        self._folds_system = not self._renders_system()
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the chat up to where the assistant speaks. Raises BadRequest if the template refuses it.
+
+        A template without a system role gets the system text at the head of the first user message.
+        """
+        if self._folds_system:
+            messages = fold_system(messages)
+        mark = unused_mark(messages)
+        text = self._render([break_control_tokens(message, self._control_tokens, mark) for message in messages])
+        pieces = self._tokenizer.encode_batch(text.split(mark), add_special_tokens=False)
+        return [token for piece in pieces for token in piece.ids]
+
+    def system_prefix(self, system_prompt: str) -> list[int]:
+        """The tokens that every chat with this system prompt begins with (what two different users' share)."""
+        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        first, second = (self.encode([*system, {"role": "user", "content": text}]) for text in ("Hi", "9?"))
+        return first[: common_length(first, second)]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._compiled.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
+        except TemplateError as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            raise BadRequest(f"the chat template fails on these messages: {error}", param="messages") from error
+
+    def _renders_system(self) -> bool:
+        probe = "a system text to look for"
+        try:
+            text = self._render([{"role": "system", "content": probe}, {"role": "user", "content": "hello"}])
+        except BadRequest:
+            return False
+        return probe in text
+
+
+@dataclass(frozen=True)
+class NamedFormat:
+    """A format of ours for base checkpoints: the template's file in chat_templates and its stop strings."""
+
+    name: str
+    stop: tuple[str, ...]
+
+    def bind(self, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> ChatFormat:
+        template = (Path(__file__).parent / "chat_templates" / f"{self.name}.jinja").read_text(encoding="utf-8")
+        tokens = {"bos_token": "", **special_tokens}
+        return ChatFormat(self.name, template, stop=self.stop, tokenizer=tokenizer, special_tokens=tokens)
+
+
+CHAT_FORMATS: dict[str, NamedFormat] = {
+    format.name: format for format in (NamedFormat("plain-roles", stop=("\nUser:", "\nAssistant:")),)
+}
+
+
+def fold_system(messages: Sequence[Message]) -> list[Message]:
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, *rest = messages
+    if rest and rest[0]["role"] == "user":
+        user = rest.pop(0)
+        return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+    return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def control_token_pattern(tokenizer: Tokenizer, template: str) -> re.Pattern[str]:
+    """Matches where a control token begins: every special token, and every added one that the template writes."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    control = {token.content for token in added if token.special or token.content in template}
+    choices = "|".join(re.escape(token) for token in sorted(control, key=len, reverse=True) if len(token) > 1)
+    return re.compile(f"(?=(?:{choices}))(.)" if choices else "(?!)", re.DOTALL)
+
+
+def break_control_tokens(message: Message, control_tokens: re.Pattern[str], mark: str) -> Message:
+    """The message with a mark inside each control token that it spells; no two pieces around a mark hold one."""
+    return {
+        key: control_tokens.sub(lambda match: match[0] + mark, value) if isinstance(value, str) else value
+        for key, value in message.items()
+    }
+
+
+def unused_mark(messages: Sequence[Message]) -> str:
+    mark = MARK
+    while any(mark in value for message in messages for value in message.values() if isinstance(value, str)):
+        mark += "\ufdd1"
+    return mark
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives its templates: the sandbox, whitespace rules, and the same few helpers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it only encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's attribute)
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,83 @@
+"""Tokens to text as they are generated: whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+REPLACEMENT = "\ufffd"  # what the bytes of an unfinished character decode to
+
+
+class TextStream:
+    """The text of one answer. A character split over tokens, or what may become a stop string, waits for the next.
+
+    Special tokens have no text. In the first `min_tokens` tokens no stop string is looked for. After `stopped` is set
+    (to the stop string found) nothing more comes out.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0
+    ) -> None:
+        self.stopped: str | None = None
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
+        self._undecoded: list[int] = []  # tokens since the last whole character
+        self._stop = tuple(text for text in stop if text)
+        self._tokens_before_stop = min_tokens
+        self._held = ""  # decoded; may be the start of a stop string
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain after this token, possibly empty."""
+        if self.stopped is not None:
+            return ""
+        text = self._decode(token_id)
+        if self._tokens_before_stop > 0:
+            self._tokens_before_stop -= 1
+            return text
+        return self._release(text)
+
+    def flush(self) -> str:
+        """The rest at the end of the answer: what was held back, without an unfinished character."""
+        if self.stopped is not None:
+            return ""
+        tail = self._tokenizer.decode(self._undecoded, skip_special_tokens=True).rstrip(REPLACEMENT)
+        self._undecoded = []
+        text = self._release(tail)
+        if self.stopped is None:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _decode(self, token_id: int) -> str:
+        self._undecoded.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception as error:  # the library raises bare Exception
+            if "Invalid prefix" not in str(error):
+                raise
+            self._stream = DecodeStream(ids=[], skip_special_tokens=True)
+            text = self._stream.step(self._tokenizer, token_id)
+        if text is None:
+            return ""
+        self._undecoded = []
+        return text
+
+    def _release(self, text: str) -> str:
+        """Adds to what is held and gives back all of it that is before any stop string, begun or whole."""
+        self._held += text
+        found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
+        if found:
+            at, self.stopped = min(found, key=lambda place: (place[0], -len(place[1])))
+            text, self._held = self._held[:at], ""
+            return text
+        keep = max((overlap(self._held, stop) for stop in self._stop), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
