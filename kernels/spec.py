@@ -25,7 +25,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class RopeTraits:
-    """Rotary embedding of a layer: `inv_freq` [head_dim / 2] fp32, already scaled; `attention_factor` multiplies cos and sin."""
+    """Rotary embedding of a layer: fp32 `inv_freq` [head_dim / 2], scaled; `attention_factor` multiplies cos and sin."""
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
@@ -109,6 +109,37 @@ class Backend(Protocol):
         """
 
 
+class StepOps(Protocol):
+    """The fused ops that a forward is made of, one at a time, so that each can be checked against the reference.
+
+    `x` is the residual stream, fp32 [row, hidden]; activations come as fp32 tensors that hold values of the dtype.
+    No op changes its arguments, but that `project_qkv` writes into the pool.
+    """
+
+    def embed(self, decoder: Any, batch: StepBatch) -> torch.Tensor:
+        """-> x."""
+
+    def project_qkv(
+        self, decoder: Any, layer: int, pool: torch.Tensor, batch: StepBatch, x: torch.Tensor
+    ) -> torch.Tensor:
+        """Norm, projections, norms of q and k, rotation; K and V go into the pool. -> q [row, head, head_dim]."""
+
+    def attend(self, decoder: Any, layer: int, pool: torch.Tensor, batch: StepBatch, q: torch.Tensor) -> torch.Tensor:
+        """Decode rows and prefill chunks in one call. -> [row, head, head_dim]."""
+
+    def project_output(self, decoder: Any, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output projection, its post norm, residual sum. -> x."""
+
+    def project_gate_up(self, decoder: Any, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """Norm, both projections, activation(gate) * up. -> [row, intermediate]."""
+
+    def project_down(self, decoder: Any, layer: int, x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        """Down projection, its post norm, residual sum. -> x."""
+
+    def project_head(self, decoder: Any, batch: StepBatch, x: torch.Tensor) -> torch.Tensor:
+        """Final norm and logits of the wanted rows. -> fp32 [wanted, vocab]."""
+
+
 # Canonical names of a decoder's weights; linear weights are [out, in]. `head` may be the very tensor of `embedding`.
 WEIGHT_NAMES = ("embedding", "final_norm", "head")
 LAYER_WEIGHT_NAMES = (
@@ -129,3 +160,29 @@ LAYER_WEIGHT_NAMES = (
     "down",
     "post_mlp_norm",
 )  # as f"layers.{i}.{name}"; biases, q/k norms and post norms only where the traits ask for them
+
+
+def weight_shapes(traits: DecoderTraits) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight that `pack` reads from a decoder of these traits."""
+    hidden, heads = traits.hidden_size, traits.num_heads * traits.head_dim
+    kv_heads, inner = traits.num_kv_heads * traits.head_dim, traits.intermediate_size
+    layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (hidden,),
+        "q": (heads, hidden),
+        "k": (kv_heads, hidden),
+        "v": (kv_heads, hidden),
+        "o": (hidden, heads),
+        "mlp_norm": (hidden,),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if traits.qkv_bias:
+        layer |= {"q_bias": (heads,), "k_bias": (kv_heads,), "v_bias": (kv_heads,)}
+    if traits.qk_norm:
+        layer |= {"q_norm": (traits.head_dim,), "k_norm": (traits.head_dim,)}
+    if traits.post_norms:
+        layer |= {"post_attention_norm": (hidden,), "post_mlp_norm": (hidden,)}
+    table = (traits.vocab_size, hidden)
+    shapes: dict[str, tuple[int, ...]] = {"embedding": table, "final_norm": (hidden,), "head": table}
+    return shapes | {f"layers.{i}.{name}": shape for i in range(traits.num_layers) for name, shape in layer.items()}

@@ -1,0 +1,50 @@
+"""The decoder step on a processor: one signature, several backends. Knows pages, weights and shapes; nothing of ours.
+
+`spec` says what they share, `reference` is the definition in plain PyTorch, `cpu` the same in C++. Importing this
+package loads no torch, and it has no version attribute: transformers would take it for the hub's package of that name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels.spec import Backend
+
+log = logging.getLogger(__name__)
+
+
+class BackendUnavailable(RuntimeError):
+    """A backend cannot run on this machine; the message says what is missing."""
+
+
+def _open_reference(threads: int | None, **_: Any) -> Backend:
+    return import_module("kernels.reference").ReferenceBackend(threads)
+
+
+BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference}
+
+
+def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path | None = None) -> Backend:
+    """The backend called `name`; "auto" takes the fastest that runs here and says in the log why another did not.
+
+    `threads` None means one for each processor this process may use. Compiled code is kept in `cache_folder`.
+    Raises ValueError for an unknown name, BackendUnavailable where a backend asked for by name cannot run.
+    """
+    if name != "auto":
+        if name not in BACKENDS:
+            raise ValueError(f"no kernel backend named {name!r}; there are: auto, {', '.join(BACKENDS)}")
+        return BACKENDS[name](threads, cache_folder=cache_folder)
+    for candidate in ("cpu", "reference"):
+        try:
+            backend = BACKENDS[candidate](threads, cache_folder=cache_folder)
+        except (BackendUnavailable, KeyError) as reason:
+            log.warning("kernel backend %s is not available, the next one is slower: %s", candidate, reason)
+            continue
+        log.info("kernel backend: %s", backend.name)
+        return backend
+    raise AssertionError("the reference runs everywhere")

@@ -1,0 +1,191 @@
+"""The decoder step in plain PyTorch: the definition that every other backend is checked against.
+
+Every value is computed in fp32. With dtype bfloat16 the values named here, and no others, are rounded to it (nearest,
+ties to even): all weights; normed activations; q, k and v once rotated; exp(score - max) before it meets V; the
+attention's output; the MLP's product. So the residual stream, accumulations, norms, rotation and softmax stay fp32.
+With dtype float32 nothing is rounded. A KV unit is [16, head_dim], token after token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class ReferenceDecoder:
+    """Weights hold values of `dtype` in fp32 tensors; `places` [layer] = (layer group, number inside the group)."""
+
+    traits: DecoderTraits
+    dtype: torch.dtype
+    weights: Mapping[str, Tensor]
+    places: tuple[tuple[int, int], ...]
+
+    def weight(self, layer: int, name: str) -> Tensor:
+        return self.weights[f"layers.{layer}.{name}"]
+
+    def rounded(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype).float()
+
+
+class ReferenceBackend:
+    """Runs on whatever PyTorch runs on; `threads` sets PyTorch's own number for the whole process."""
+
+    name = "reference"
+
+    def __init__(self, threads: int | None = None):
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+        if dtype not in (torch.bfloat16, torch.float32):
+            return f"the reference computes in bfloat16 or float32, not {dtype}"
+        if traits.activation not in ACTIVATIONS:
+            return f"activation {traits.activation!r} is none of {', '.join(ACTIVATIONS)}"
+        return None
+
+    def pack(self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype) -> ReferenceDecoder:
+        shapes = weight_shapes(traits)
+        rounded = {name: weights[name].to(dtype).float().reshape(shape) for name, shape in shapes.items()}
+        if weights["head"].data_ptr() == weights["embedding"].data_ptr():
+            rounded["head"] = rounded["embedding"]
+        places = {
+            layer: (group_number, number)
+            for group_number, group in enumerate(layer_groups(traits))
+            for number, layer in enumerate(group.layers)
+        }
+        return ReferenceDecoder(traits, dtype, rounded, tuple(places[i] for i in range(traits.num_layers)))
+
+    @torch.inference_mode()
+    def forward(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
+        x = self.embed(decoder, batch)
+        for layer in range(decoder.traits.num_layers):
+            q = self.project_qkv(decoder, layer, pool, batch, x)
+            x = self.project_output(decoder, layer, x, self.attend(decoder, layer, pool, batch, q))
+            x = self.project_down(decoder, layer, x, self.project_gate_up(decoder, layer, x))
+        return self.project_head(decoder, batch, x)
+
+    def embed(self, decoder: ReferenceDecoder, batch: StepBatch) -> Tensor:
+        return decoder.weights["embedding"][batch.tokens] * decoder.traits.embedding_scale
+
+    def project_qkv(self, decoder: ReferenceDecoder, layer: int, pool: Tensor, batch: StepBatch, x: Tensor) -> Tensor:
+        traits = decoder.traits
+        a = _normed(decoder, f"layers.{layer}.attention_norm", x)
+        q, k, v = (_linear(decoder, layer, name, a).unflatten(-1, (-1, traits.head_dim)) for name in "qkv")
+        if traits.qk_norm:
+            q, k = (_rms_norm(decoder, f"layers.{layer}.{name}_norm", t) for name, t in (("q", q), ("k", k)))
+        q, k = (_rotated(t, batch.positions, traits.layer_ropes[layer]) for t in (q, k))
+        units = _Units(decoder, layer, pool, batch)
+        units.write(0, batch.positions, k)
+        units.write(1, batch.positions, v)
+        return decoder.rounded(q)
+
+    def attend(self, decoder: ReferenceDecoder, layer: int, pool: Tensor, batch: StepBatch, q: Tensor) -> Tensor:
+        traits, units, window = decoder.traits, _Units(decoder, layer, pool, batch), decoder.traits.layer_windows[layer]
+        outputs = []
+        for sequence, rows in enumerate(_row_ranges(batch)):
+            end = int(batch.context_lens[sequence])
+            positions = torch.arange(end - len(rows), end)
+            first = 0 if window is None else max(0, int(positions[0]) - window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
+            k, v = (units.read(kind, sequence, first, end) for kind in (0, 1))  # [kv head, token, dim]
+            seen = torch.arange(first, end) <= positions[:, None]
+            if window is not None:
+                seen &= torch.arange(first, end) > positions[:, None] - window
+            grouped = q[rows.start : rows.stop].unflatten(1, (traits.num_kv_heads, -1)).permute(1, 2, 0, 3)
+            scores = grouped @ k[:, None].mT * traits.attention_scale  # [kv head, head of the group, row, token]
+            scores = scores.masked_fill(~seen, -torch.inf)
+            p = torch.exp(scores - scores.amax(-1, keepdim=True))
+            output = decoder.rounded(p) @ v[:, None] / p.sum(-1, keepdim=True)
+            outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
+        return decoder.rounded(torch.cat(outputs))
+
+    def project_output(self, decoder: ReferenceDecoder, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        y = _linear(decoder, layer, "o", attended.flatten(1))
+        if decoder.traits.post_norms:
+            y = _rms_norm(decoder, f"layers.{layer}.post_attention_norm", y)
+        return x + y
+
+    def project_gate_up(self, decoder: ReferenceDecoder, layer: int, x: Tensor) -> Tensor:
+        a = _normed(decoder, f"layers.{layer}.mlp_norm", x)
+        gate, up = (_linear(decoder, layer, name, a) for name in ("gate", "up"))
+        return decoder.rounded(ACTIVATIONS[decoder.traits.activation](gate) * up)
+
+    def project_down(self, decoder: ReferenceDecoder, layer: int, x: Tensor, product: Tensor) -> Tensor:
+        y = _linear(decoder, layer, "down", product)
+        if decoder.traits.post_norms:
+            y = _rms_norm(decoder, f"layers.{layer}.post_mlp_norm", y)
+        return x + y
+
+    def project_head(self, decoder: ReferenceDecoder, batch: StepBatch, x: Tensor) -> Tensor:
+        return F.linear(_normed(decoder, "final_norm", x[batch.logit_rows]), decoder.weights["head"])
+
+
+def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + decoder.traits.norm_eps)
+    return x * scale * (decoder.traits.norm_weight_offset + decoder.weights[name])
+
+
+def _normed(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
+    return decoder.rounded(_rms_norm(decoder, name, x))
+
+
+def _linear(decoder: ReferenceDecoder, layer: int, name: str, a: Tensor) -> Tensor:
+    bias = decoder.weight(layer, f"{name}_bias") if decoder.traits.qkv_bias and name in ("q", "k", "v") else None
+    return F.linear(a, decoder.weight(layer, name), bias)
+
+
+def _rotated(heads: Tensor, positions: Tensor, rope: RopeTraits) -> Tensor:
+    """heads [row, head, dim]; dimension i turns with dimension i + dim / 2, as in Hugging Face's checkpoints."""
+    angles = positions.float()[:, None, None] * torch.tensor(rope.inv_freq, dtype=torch.float32)
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _row_ranges(batch: StepBatch) -> Iterator[range]:
+    starts = batch.query_starts.tolist()
+    return (range(start, stop) for start, stop in pairwise(starts))
+
+
+class _Units:
+    """The [16, head_dim] tiles of one layer, found through the page table; the address is spec's."""
+
+    def __init__(self, decoder: ReferenceDecoder, layer: int, pool: Tensor, batch: StepBatch):
+        traits = decoder.traits
+        group, number = decoder.places[layer]
+        unit_elements = BLOCK_TOKENS * traits.head_dim
+        self._units_per_page = pool.shape[1] // (unit_elements * decoder.dtype.itemsize)
+        pages = pool.view(decoder.dtype)[:, : self._units_per_page * unit_elements]
+        self._tiles = pages.unflatten(1, (self._units_per_page, BLOCK_TOKENS, traits.head_dim))
+        self._table = batch.page_tables[group].long()
+        self._sequence_of_row = torch.repeat_interleave(
+            torch.arange(len(batch.context_lens)), batch.query_starts.diff().long()
+        )
+        self._unit = (number * 2 + torch.arange(2)[:, None]) * traits.num_kv_heads + torch.arange(traits.num_kv_heads)
+
+    def write(self, kind: int, positions: Tensor, values: Tensor) -> None:
+        """values [row, kv head, dim]; kind 0 is K, 1 is V."""
+        unit, positions = self._unit[kind], positions.long()
+        pages = self._table[self._sequence_of_row, positions // BLOCK_TOKENS][:, unit // self._units_per_page]
+        self._tiles[pages, unit % self._units_per_page, positions[:, None] % BLOCK_TOKENS] = values.to(
+            self._tiles.dtype
+        )
+
+    def read(self, kind: int, sequence: int, first: int, end: int) -> Tensor:
+        """fp32 [kv head, token, dim] of tokens first .. end - 1; `first` begins a block."""
+        unit = self._unit[kind]
+        blocks = slice(first // BLOCK_TOKENS, (end - 1) // BLOCK_TOKENS + 1)
+        tiles = self._tiles[self._table[sequence, blocks][:, unit // self._units_per_page], unit % self._units_per_page]
+        return tiles.transpose(0, 1).flatten(1, 2)[:, : end - first].float()
