@@ -86,7 +86,7 @@ class Sequence:
         self.tokens[: self.length] = prompt_ids
         self.state = State.WAITING
         self.computed = 0  # tokens whose KV is written
-        self.cached_tokens = 0  # of the prompt, found in the cache when first admitted
+        self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as anyone asked; outlives a preemption
         self.table: BlockTable | None = None
 

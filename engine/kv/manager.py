@@ -1,0 +1,302 @@
+"""Who holds which blocks: one table a sequence, filled as it grows and emptied when it ends. Knows no scheduler.
+
+This is the *paged* policy of allocation. The scheduler asks it five things: does a request fit at all (`refusal`), may
+it start (`admit`), may it compute n tokens more (`grow`), it computed them (`commit`), it is gone (`release`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.kv.blocks import Block, BlockGroup, Blocks, IntegrityError
+from engine.kv.geometry import KVGeometry, blocks_of, first_seen_block
+from engine.kv.pool import PagePool
+from engine.kv.prefix_cache import NothingShared, PrefixCache, root_hash
+from engine.sequence import Sequence
+from kernels.spec import BLOCK_TOKENS
+
+WATERMARK = 0.01  # share of the pool that an admission leaves untouched, for those that run to grow into
+MOST_PINNED = 0.5  # share of the pool that system prompts may take for good
+
+
+@dataclass(eq=False)
+class CheckpointKV:
+    """What the pool knows of one loaded checkpoint."""
+
+    geometry: KVGeometry
+    groups: tuple[BlockGroup, ...]
+    cache: PrefixCache | NothingShared
+
+    def __post_init__(self) -> None:
+        self.pages_per_bundle = sum(group.pages_per_block for group in self.groups)  # 16 tokens, all groups
+
+    def most_pages(self, tokens: int, chunk_tokens: int) -> int:
+        """The most pages that a sequence of `tokens` tokens holds at once."""
+        shapes = zip(self.groups, self.geometry.groups, strict=True)
+        return sum(group.pages_per_block * shape.most_blocks(tokens, chunk_tokens) for group, shape in shapes)
+
+
+class BlockTable:
+    """What one sequence, or one pinned prefix, holds: per layer group its blocks, and their pages as kernels read them.
+
+    Blocks stand at their place in the sequence; those below a window are None, and -1 in `pages`
+    (int32 [block, page_in_block], longer than needed).
+    """
+
+    __slots__ = ("blocks", "capacity", "first", "pages", "promised", "published", "space")
+
+    def __init__(self, space: CheckpointKV, blocks: list[list[Block | None]], room: int) -> None:
+        self.space = space
+        self.blocks = blocks
+        self.capacity = len(blocks[0]) * BLOCK_TOKENS  # tokens
+        self.published = len(blocks[0])  # blocks, from the start, that are full and published
+        self.first = [sum(block is None for block in column) for column in blocks]  # per group the first one held
+        self.promised = 0  # pages that it may still count on to finish its prompt
+        self.pages = [np.full((room, group.pages_per_block), -1, np.int32) for group in space.groups]
+        for pages, column in zip(self.pages, blocks, strict=True):
+            for index, block in enumerate(column):
+                if block is not None:
+                    pages[index] = block.pages
+
+    def append(self, bundle: list[Block]) -> None:
+        index = len(self.blocks[0])
+        for group, block in enumerate(bundle):
+            if index == len(self.pages[group]):
+                self.pages[group] = np.concatenate([self.pages[group], np.full_like(self.pages[group], -1)])
+            self.blocks[group].append(block)
+            self.pages[group][index] = block.pages
+        self.capacity += BLOCK_TOKENS
+
+    def put(self, group: int, index: int, block: Block | None) -> None:
+        self.blocks[group][index] = block
+        self.pages[group][index] = -1 if block is None else block.pages
+
+    def held(self) -> list[Block]:
+        """Every reference this table counts for, the first block of each group first."""
+        return [block for column in self.blocks for block in column if block is not None]
+
+
+class KVManager:
+    def __init__(self, pool: PagePool, *, chunk_tokens: int, share_prefixes: bool = True) -> None:
+        self.pool = pool
+        self.blocks = Blocks(pool)
+        self.tables: dict[Sequence, BlockTable] = {}  # of the sequences that run
+        self.pins: set[BlockTable] = set()
+        self.spaces: set[CheckpointKV] = set()
+        self.pinned_pages = 0  # of distinct blocks
+        self.promised_pages = 0
+        self.window_blocks_freed = 0
+        self.cached_tokens_served = 0
+        self._chunk_tokens = chunk_tokens
+        self._watermark_pages = int(WATERMARK * pool.total)
+        self._cache_type = PrefixCache if share_prefixes else NothingShared
+
+    # Checkpoints
+
+    def add_checkpoint(self, digest: str, geometry: KVGeometry) -> CheckpointKV:
+        """Raises CheckpointError where this pool's pages are too small for it."""
+        shapes = geometry.groups
+        groups = tuple(BlockGroup(shape.window, shape.pages_per_block(self.pool.page_bytes)) for shape in shapes)
+        space = CheckpointKV(geometry, groups, self._cache_type(root_hash(digest, geometry), groups, self.blocks))
+        self.spaces.add(space)
+        return space
+
+    def remove_checkpoint(self, space: CheckpointKV) -> None:
+        """Gives back all it has cached; its sequences and pins must be gone."""
+        if any(group.live_blocks for group in space.groups):
+            raise IntegrityError("a checkpoint was removed while its blocks were in use")
+        for group in space.groups:
+            for block in list(group.published.values()):
+                self.blocks.evict(block)
+        self.spaces.remove(space)
+
+    # The five questions of the scheduler
+
+    def refusal(self, space: CheckpointKV, tokens: int, pin: BlockTable | None = None) -> tuple[int, int] | None:
+        """Pages needed and pages there can ever be, where a sequence of `tokens` tokens would never fit; else None.
+
+        `pin` is the prefix it shares, if any. Safe to call from any thread.
+        """
+        shared = sum(block.group.pages_per_block for block in pin.held()) if pin else 0
+        needed, possible = space.most_pages(tokens, self._chunk_tokens), self.pool.total - self.pinned_pages + shared
+        return (needed, possible) if needed > possible else None
+
+    def admit(self, sequence: Sequence, *, alone: bool) -> bool:
+        """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were
+        promised and a watermark. `alone`: nobody runs, so nobody needs to be left anything."""
+        space = sequence.space
+        hit = space.cache.match(sequence)
+        blocks = space.cache.held(sequence, hit)
+        table = BlockTable(space, blocks, room=blocks_of(sequence.length) + 2)
+        table.promised = self._pages_to_finish(sequence, table)
+        revived = sum(block.group.pages_per_block for block in table.held() if block.references == 0)
+        spare = 0 if alone else self.promised_pages + self._watermark_pages
+        if table.promised + revived + spare > self.blocks.available_pages:
+            return False
+        for block in table.held():
+            self.blocks.retain(block)
+        self.promised_pages += table.promised
+        self.tables[sequence] = sequence.table = table
+        sequence.computed = hit * BLOCK_TOKENS
+        if sequence.cached_tokens is None:  # once: what a preempted sequence finds again was served before
+            sequence.cached_tokens = sequence.computed
+            self.cached_tokens_served += sequence.computed
+        return True
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Makes room for the KV of `tokens` tokens more; False, and nothing taken, where the pages do not suffice."""
+        table = sequence.table
+        end = sequence.computed + tokens
+        if end <= table.capacity:
+            return True
+        self._drop_below_windows(table, sequence.computed)
+        missing = blocks_of(end - table.capacity)
+        pages = missing * table.space.pages_per_bundle
+        if pages > self.blocks.available_pages:
+            return False
+        for _ in range(missing):
+            table.append([self.blocks.allocate(group) for group in table.space.groups])
+        self._keep_promise(table, pages)
+        return True
+
+    def commit(self, sequence: Sequence, tokens: int) -> None:
+        """`tokens` tokens more have their KV: what became full is published. Content that someone published before is
+        shared from here on, and the duplicate given back."""
+        sequence.computed += tokens
+        table, full = sequence.table, sequence.computed // BLOCK_TOKENS
+        for index in range(table.published, full):
+            for group, column in enumerate(table.blocks):
+                if (block := column[index]) is not None:
+                    found = table.space.cache.publish(sequence, block, index)
+                    if found is not block:
+                        self.blocks.retain(found)
+                        self.blocks.release(block)
+                        table.put(group, index, found)
+        table.published = full
+
+    def release(self, sequence: Sequence, *, in_doubt: bool = False) -> None:
+        """Drops all the sequence holds, the tail first so that it is evicted first. `in_doubt`: nobody shall find the
+        content that it alone holds."""
+        table = self.tables.pop(sequence, None)
+        if table is None:
+            return
+        if in_doubt:
+            for block in table.held():
+                if block.references == 1:
+                    self.blocks.unpublish(block)
+        self._release_table(table)
+        self._keep_promise(table, table.promised)
+        sequence.table, sequence.computed = None, 0
+
+    # Pinned prefixes
+
+    def pin(self, sequence: Sequence) -> BlockTable:
+        """Keeps the blocks of a fully computed sequence of whole blocks until `unpin`: all that a later hit at its end
+        needs. The sequence holds nothing afterwards."""
+        table = self.tables.pop(sequence)
+        self._drop_below_windows(table, sequence.computed)
+        self._keep_promise(table, table.promised)
+        self.pins.add(table)
+        self._count_pinned()
+        sequence.table = None
+        return table
+
+    def unpin(self, table: BlockTable) -> None:
+        self.pins.remove(table)
+        self._release_table(table)
+        self._count_pinned()
+
+    def may_pin(self, space: CheckpointKV, tokens: int) -> bool:
+        pages = space.most_pages(tokens, self._chunk_tokens)
+        return self.pinned_pages + pages <= MOST_PINNED * self.pool.total
+
+    # Figures
+
+    def slot_utilisation(self) -> float:
+        """Share of the slots of live blocks that hold a token, weighted by bytes; 1 where nothing is live."""
+        slots = sum(group.live_blocks * group.pages_per_block for space in self.spaces for group in space.groups)
+        empty = sum(
+            (table.capacity - sequence.computed) * table.space.pages_per_bundle
+            for sequence, table in self.tables.items()
+        )
+        return 1 - empty / (slots * BLOCK_TOKENS) if slots else 1.0
+
+    def used_pages(self) -> int:
+        return self.pool.total - self.blocks.available_pages
+
+    # Invariants
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless every page is free or of one block, every block live or cached, and every
+        reference in a table counted once. With no sequence running, only pins hold anything."""
+        held = Counter(block for table in [*self.tables.values(), *self.pins] for block in table.held())
+        cached = self.blocks.cached
+        require(held.keys().isdisjoint(cached), "a cached block stands in a table")
+        require(all(block.references == count for block, count in held.items()), "references differ from the tables")
+        require(all(block.references == 0 for block in cached), "a cached block has references")
+        known = [*held, *cached]
+        pages = np.concatenate([self.pool.free_pages, *(block.pages for block in known)])
+        require(np.array_equal(np.sort(pages), np.arange(self.pool.total)), "a page is lost or has two owners")
+        require(self.blocks.shared == sum(count > 1 for count in held.values()), "shared blocks are miscounted")
+        require(
+            self.blocks.cached_pages == sum(block.group.pages_per_block for block in cached),
+            "cached pages are miscounted",
+        )
+        require(self.promised_pages == sum(table.promised for table in self.tables.values()), "promises are miscounted")
+        for block in known:
+            require(block.hash is None or block.group.published.get(block.hash) is block, "a block has a stale hash")
+        published = sum(len(group.published) for space in self.spaces for group in space.groups)
+        require(published == sum(block.hash is not None for block in known), "a hash leads to a freed block")
+        for table in [*self.tables.values(), *self.pins]:
+            check_table(table)
+
+    # Private
+
+    def _pages_to_finish(self, sequence: Sequence, table: BlockTable) -> int:
+        """Pages that the uncached rest of the sequence takes at most, with one block to decode into."""
+        length = min(sequence.length + BLOCK_TOKENS, sequence.limit)
+        pages = table.space.most_pages(length, self._chunk_tokens)
+        return max(0, pages - sum(block.group.pages_per_block for block in table.held()))
+
+    def _keep_promise(self, table: BlockTable, pages: int) -> None:
+        kept = min(pages, table.promised)
+        table.promised -= kept
+        self.promised_pages -= kept
+
+    def _drop_below_windows(self, table: BlockTable, position: int) -> None:
+        """Lets go of the blocks that neither the token at `position` nor any later one sees."""
+        for number, group in enumerate(table.space.groups):
+            seen = min(first_seen_block(group.window, position), len(table.blocks[number]))
+            for index in range(table.first[number], seen):
+                self.blocks.release(table.blocks[number][index])
+                table.put(number, index, None)
+                self.window_blocks_freed += 1
+            table.first[number] = max(seen, table.first[number])
+
+    def _release_table(self, table: BlockTable) -> None:
+        for bundle in zip(*(reversed(column) for column in table.blocks), strict=True):
+            for block in bundle:
+                if block is not None:
+                    self.blocks.release(block)
+
+    def _count_pinned(self) -> None:
+        blocks = {block for table in self.pins for block in table.held()}
+        self.pinned_pages = sum(block.group.pages_per_block for block in blocks)
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise IntegrityError(otherwise)
+
+
+def check_table(table: BlockTable) -> None:
+    for pages, column, first in zip(table.pages, table.blocks, table.first, strict=True):
+        require(len(column) * BLOCK_TOKENS == table.capacity, "a table's groups differ in length")
+        require(all((block is None) == (i < first) for i, block in enumerate(column)), "a table has a hole")
+        for index, block in enumerate(column):
+            expected = -1 if block is None else block.pages
+            require(bool(np.all(pages[index] == expected)), "a page table differs from the blocks")
+        require(bool(np.all(pages[len(column) :] == -1)), "a page table is longer than its blocks")

@@ -1,0 +1,93 @@
+"""Which published blocks hold the KV of a given prefix. Knows hashes and layer groups; owns no pages.
+
+The hash of a block is sha256 over its parent's hash and its 16 tokens, so it stands for the whole prefix; the first
+parent is the root, which stands for everything else the KV depends on: weights, type, geometry, windows, tenant.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from engine.kv.blocks import Block, BlockGroup, Blocks
+from engine.kv.geometry import KVGeometry, first_seen_block
+from engine.sequence import Sequence
+from kernels.spec import BLOCK_TOKENS
+
+
+def root_hash(digest: str, geometry: KVGeometry, salt: str = "") -> bytes:
+    """`digest` names weights and config; `salt` keeps tenants apart that must not see each other's hits."""
+    return sha256(repr((digest, geometry, salt)).encode()).digest()
+
+
+class PrefixCache:
+    """The prefixes of one checkpoint."""
+
+    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks) -> None:
+        self._root = root
+        self._groups = groups
+        self._blocks = blocks
+
+    def match(self, sequence: Sequence) -> int:
+        """Blocks of the longest prefix that every group can serve; the last token is always left to compute.
+
+        Full attention needs each block of the prefix, a window only those that the token after the prefix still sees.
+        """
+        hit = (sequence.length - 1) // BLOCK_TOKENS
+        hashes = self._hashes(sequence, hit)
+        while True:
+            found = hit
+            for group in self._groups:
+                found = longest_run(group, hashes, found)
+            if found == hit:
+                return hit
+            hit = found
+
+    def held(self, sequence: Sequence, hit: int) -> list[list[Block | None]]:
+        """Per group the blocks of a matched prefix, None below the window. Takes no reference."""
+        table = []
+        for group in self._groups:
+            first = min(hit, first_seen_block(group.window, hit * BLOCK_TOKENS))
+            table.append([None] * first + [group.published[h] for h in sequence.block_hashes[first:hit]])
+        return table
+
+    def publish(self, sequence: Sequence, block: Block, index: int) -> Block:
+        """As `Blocks.publish`, of the block that holds tokens 16 * index to 16 * index + 15 of the sequence."""
+        return self._blocks.publish(block, self._hashes(sequence, index + 1)[index])
+
+    def _hashes(self, sequence: Sequence, count: int) -> list[bytes]:
+        """At least the first `count` hashes of the sequence, each computed once in its life."""
+        hashes = sequence.block_hashes
+        for index in range(len(hashes), count):
+            parent = hashes[-1] if hashes else self._root
+            tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            hashes.append(sha256(parent + tokens.tobytes()).digest())
+        return hashes
+
+
+class NothingShared:
+    """Stands in for PrefixCache where sharing is off: the same answers, more work and more pages."""
+
+    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks) -> None:
+        self._groups = groups
+
+    def match(self, sequence: Sequence) -> int:
+        return 0
+
+    def held(self, sequence: Sequence, hit: int) -> list[list[Block | None]]:
+        return [[] for _ in self._groups]
+
+    def publish(self, sequence: Sequence, block: Block, index: int) -> Block:
+        return block
+
+
+def longest_run(group: BlockGroup, hashes: list[bytes], limit: int) -> int:
+    """The longest prefix of at most `limit` blocks that this group alone can serve."""
+    if group.window is None:
+        return next((i for i in range(limit) if hashes[i] not in group.published), limit)
+    found = limit
+    for index in range(limit - 1, -1, -1):
+        if hashes[index] not in group.published:
+            found = index  # whatever sees this block cannot be served
+        elif index <= first_seen_block(group.window, found * BLOCK_TOKENS):
+            break
+    return found
