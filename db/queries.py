@@ -1,7 +1,8 @@
 """Every question the application asks of the database, by name. The session comes first; the caller owns the commit.
 
 A change of state is one `UPDATE ... WHERE state IN (...)`: of several who try at once one succeeds and the others are
-told so. Times and ids come from the caller, so that a test decides them.
+told so. Times and ids come from the caller, so that a test decides them. No savepoints: a full SQLite rolls the
+whole transaction back by itself, and the error about the lost savepoint would hide the one about the disk.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def add_model(
     endpoint_key_env: str | None = None,
     enabled: bool = True,
 ) -> Model:
-    """Raises NameTaken."""
+    """Raises NameTaken, and the session must end with it."""
     model = Model(
         name=name,
         source=source,
@@ -51,9 +52,9 @@ def add_model(
         enabled=enabled,
         created_at=now,
     )
+    session.add(model)
     try:
-        with session.begin_nested():
-            session.add(model)
+        session.flush()
     except IntegrityError as error:
         raise NameTaken(f"a model named {name!r} exists already, or did before it was retired") from error
     return model
@@ -80,7 +81,7 @@ def models_of(session: Session, battle: Battle) -> dict[str, Model]:
     return {side: found[model_id] for side, model_id in pair.items()}
 
 
-def change_model(session: Session, name: str, **changes: Any) -> Model:
+def change_model(session: Session, name: str, /, **changes: Any) -> Model:
     """Sets columns of a model that is not retired, its name and its dates excepted. Raises NotFound."""
     fixed = changes.keys() & {"id", "name", "created_at", "retired_at"}
     if fixed:
@@ -255,7 +256,8 @@ def interrupt_all(session: Session, now: datetime) -> int:
 
 
 def cast_vote(session: Session, *, battle_id: str, visitor_id: str, kind: str, now: datetime) -> Vote:
-    """The battle's one vote, and its state with it. Raises NotFound, AlreadyVoted or NotVotable.
+    """The battle's one vote, and its state with it. Raises NotFound, AlreadyVoted or NotVotable,
+    and the session must end with it.
 
     Votes enter one at a time (`BEGIN IMMEDIATE` on SQLite, an advisory lock on PostgreSQL), so that the order of their
     ids is the order of their commits and a board up to a vote's id stays what it was.
@@ -271,9 +273,9 @@ def cast_vote(session: Session, *, battle_id: str, visitor_id: str, kind: str, n
             raise AlreadyVoted("this battle has its vote")
         raise NotVotable(f"a battle that is {state} cannot be voted on")
     vote = Vote(battle_id=battle_id, visitor_id=visitor_id, kind=kind, created_at=now)
+    session.add(vote)
     try:
-        with session.begin_nested():
-            session.add(vote)
+        session.flush()
     except IntegrityError as error:
         raise AlreadyVoted("this battle has its vote") from error
     return vote

