@@ -1,0 +1,98 @@
+"""Carries what a request generates from the engine's thread to the event loop, and merges what is not read in time.
+
+Knows no HTTP and no tokens. One wake-up of the loop serves all requests of a step; a reader that falls behind finds
+one event that holds everything since its last look, so a slow one costs no more memory than its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.sequence import GenerationEvent
+
+GATHER_SECONDS = 0.001  # the engine delivers a step's events within this; then one wake-up takes them all
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody is left to answer."""
+
+
+class Delivery:
+    """All open inboxes of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: deque[tuple[Inbox, GenerationEvent]] = deque()
+        self._woken = False
+        self._open: set[Inbox] = set()
+
+    def open(self, observe: Callable[[GenerationEvent, float], None]) -> Inbox:
+        inbox = Inbox(self, observe)
+        self._open.add(inbox)
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        self._open.discard(inbox)
+
+    def fail_all(self, failure: Exception) -> None:
+        for inbox in self._open:
+            inbox.fail(failure)
+
+    def post(self, inbox: Inbox, event: GenerationEvent) -> None:
+        """Called on the engine's thread; never blocks."""
+        self._posted.append((inbox, event))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_SECONDS, self._distribute)
+
+    def _distribute(self) -> None:
+        self._woken = False  # first: an event posted from here on wakes the loop again
+        while self._posted:
+            inbox, event = self._posted.popleft()
+            inbox.put(event)
+
+
+class Inbox:
+    """The events of one request. Every method but `deliver` belongs to the event loop."""
+
+    def __init__(self, delivery: Delivery, observe: Callable[[GenerationEvent, float], None]) -> None:
+        self._delivery = delivery
+        self._observe = observe
+        self._waiting: GenerationEvent | None = None
+        self._failure: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def deliver(self, event: GenerationEvent) -> None:
+        self._delivery.post(self, event)
+
+    def put(self, event: GenerationEvent) -> None:
+        self._observe(event, time.monotonic())
+        self._waiting = event if self._waiting is None else merged(self._waiting, event)
+        self._wake()
+
+    def fail(self, failure: Exception) -> None:
+        """Whoever waits for the next event, or comes to, gets `failure` instead."""
+        self._failure = failure
+        self._wake()
+
+    async def next(self) -> GenerationEvent:
+        """Everything generated since the last call, as one event. Raises what `fail` was given."""
+        while self._waiting is None and self._failure is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if self._failure is not None:
+            raise self._failure
+        event, self._waiting = self._waiting, None
+        return event
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+def merged(earlier: GenerationEvent, later: GenerationEvent) -> GenerationEvent:
+    return replace(later, text=earlier.text + later.text, token_ids=earlier.token_ids + later.token_ids)

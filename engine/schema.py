@@ -1,0 +1,340 @@
+"""What comes in over HTTP and what goes out: OpenAI's shapes, checked. Knows no engine and no socket.
+
+Every parameter is honoured or refused by name. `OFF` lists those of OpenAI's and vLLM's APIs that we do not honour,
+with the values that ask for nothing; `NO_EFFECT` those that by their definition never change an answer.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from engine.errors import BadRequest, ContextTooLong, InvalidParameter, UnknownParameter, UnsupportedParameter
+from engine.sequence import SamplingParams
+
+NO_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+OFF: dict[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "n": (None, 1),
+    "parallel_tool_calls": (None,),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none"),
+    "tools": (None, []),
+    "top_logprobs": (None,),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+MESSAGE_OFF: dict[str, tuple[Any, ...]] = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "name": (None,),
+    "reasoning_content": (None, ""),
+    "refusal": (None,),
+    "tool_calls": (None, []),
+}
+
+
+class Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    off: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    no_effect: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_what_is_off(cls, body: Any) -> Any:
+        """Drops what asks for nothing; raises UnsupportedParameter for what asks for something we do not do."""
+        if not isinstance(body, dict):
+            return body
+        for name in body.keys() & cls.off.keys():
+            if not any(type(body[name]) is type(off) and body[name] == off for off in cls.off[name]):
+                raise UnsupportedParameter(name)
+        return {name: value for name, value in body.items() if name not in cls.off and name not in cls.no_effect}
+
+
+def one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Sampling(Schema):
+    """How tokens are drawn. None means: the model's default, else OpenAI's."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop: Annotated[
+        list[StopText] | None,
+        BeforeValidator(one_or_many, json_schema_input_type=str | list[str] | None),
+        Field(max_length=16),
+    ] = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+
+
+NOT_NAMES = frozenset(
+    {"body", "path", "query", "str", "list[int]"}
+)  # parts of pydantic's paths: sources, union branches
+SAMPLING_NAMES = tuple(Sampling.model_fields)
+
+
+class StreamOptions(Schema):
+    include_usage: bool = False
+
+
+def text_of_parts(content: Any) -> Any:
+    """A message's content as one text; parts of text are joined, any other part is refused by its type."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise UnsupportedParameter("messages", f"messages: content of type {kind!r} is not supported, only 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class Message(Schema):
+    off = MESSAGE_OFF
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(text_of_parts, json_schema_input_type=str | list[dict[str, str]])]
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class GenerationRequest(Sampling):
+    off = OFF
+    no_effect = NO_EFFECT
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def stream_options_need_a_stream(self) -> GenerationRequest:
+        if self.stream_options and not self.stream:
+            raise InvalidParameter("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def one_limit(self) -> ChatRequest:
+        if self.max_tokens and self.max_completion_tokens not in (None, self.max_tokens):
+            raise InvalidParameter("max_tokens", "max_tokens and max_completion_tokens differ; give one")
+        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        return self
+
+
+def one_prompt(prompt: Any) -> Any:
+    """A text or one list of token ids; several prompts in one request are refused."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise UnsupportedParameter("prompt", "prompt: several prompts in one request are not supported")
+        return prompt[0]
+    return prompt
+
+
+Prompt = Annotated[str | list[int], BeforeValidator(one_prompt, json_schema_input_type=str | list[int] | list[str])]
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Prompt
+
+
+class TokenizeRequest(Schema):
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameter("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Schema):
+    model: str
+    tokens: list[int]
+
+
+class ModelRequest(Schema):
+    """The body of PUT /models/{name}."""
+
+    source: str = Field(min_length=1, max_length=4096)
+    system_prompt: str = ""
+    sampling: Sampling = Field(default_factory=Sampling)
+    chat_template: str | None = Field(None, max_length=200)
+    context_length: int | None = Field(None, ge=16)
+
+
+def explained(error: dict[str, Any]) -> BadRequest:
+    """One of pydantic's errors in words that name the parameter as the caller wrote it."""
+    if error["type"] == "json_invalid":
+        return BadRequest(f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}")
+    names = [part for part in error["loc"] if isinstance(part, int) or part not in NOT_NAMES]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".") or "body"
+    if error["type"] == "extra_forbidden":
+        return UnknownParameter(where)
+    if error["type"] == "missing":
+        return InvalidParameter(where, f"{where} is required")
+    value = repr(error["input"])
+    said = error["msg"][0].lower() + error["msg"][1:]
+    return InvalidParameter(where, f"{where}: {said}" + (f", not {value}" if len(value) < 60 else ""))
+
+
+def sampling_params(
+    request: GenerationRequest,
+    defaults: dict[str, Any],
+    *,
+    model: str,
+    prompt_tokens: int,
+    context_length: int,
+    vocab_size: int,
+    max_tokens: int | None,
+) -> SamplingParams:
+    """What the request says, else the model's defaults, else OpenAI's. `max_tokens` is the API's own default.
+
+    What the caller asked for must fit in the context; a default is cut to the room that is left.
+    """
+    asked = {name: value for name in SAMPLING_NAMES if (value := getattr(request, name)) is not None}
+    room = context_length - prompt_tokens
+    if room < 1 or asked.get("max_tokens", 1) > room:
+        raise ContextTooLong(model, prompt_tokens, context_length, asked.get("max_tokens", 0))
+    values = {"max_tokens": max_tokens or room, **defaults, **asked}
+    values["max_tokens"] = min(values["max_tokens"], room)
+    if "min_tokens" not in asked:
+        values["min_tokens"] = min(values.get("min_tokens", 0), values["max_tokens"])
+    if values["min_tokens"] > values["max_tokens"]:
+        raise InvalidParameter(
+            "min_tokens", f"min_tokens is {values['min_tokens']:,}, more than max_tokens ({values['max_tokens']:,})"
+        )
+    values["stop"] = tuple(values.get("stop", ()))
+    values["stop_token_ids"] = check_tokens("stop_token_ids", values.get("stop_token_ids", ()), vocab_size)
+    return SamplingParams(**values)
+
+
+def check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    tokens = tuple(tokens)
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidParameter(name, f"{name}: {wrong} is not a token; the vocabulary has {vocab_size:,}")
+    return tokens
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What chat completions and completions call the same things. Bytes: a choice up to its text, and from it on."""
+
+    id_prefix: str
+    whole: str
+    event: str
+    choice: Callable[[str], dict[str, Any]]
+    first: bytes
+    next: bytes
+    close: bytes
+    last: bytes
+
+
+CHAT = Dialect(
+    id_prefix="chatcmpl",
+    whole="chat.completion",
+    event="chat.completion.chunk",
+    choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    first=b'{"index":0,"delta":{"role":"assistant","content":',
+    next=b'{"index":0,"delta":{"content":',
+    close=b"}",
+    last=b'{"index":0,"delta":{}',
+)
+TEXT = Dialect(
+    id_prefix="cmpl",
+    whole="text_completion",
+    event="text_completion",
+    choice=lambda text: {"text": text},
+    first=b'{"index":0,"text":',
+    next=b'{"index":0,"text":',
+    close=b"",
+    last=b'{"index":0,"text":""',
+)
+
+
+class Answer:
+    """One answer in OpenAI's words, whole or in events. What never changes in it is encoded once."""
+
+    def __init__(self, dialect: Dialect, model: str, *, include_usage: bool = False) -> None:
+        self.id = f"{dialect.id_prefix}-{uuid.uuid4().hex}"
+        self.dialect = dialect
+        self.head = {"id": self.id, "created": int(time.time()), "model": model}
+        self.include_usage = include_usage
+        head = orjson.dumps({"object": dialect.event, **self.head})
+        self._before = b"data: " + head[:-1] + b',"choices":['
+        self._after = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
+        self._opening = dialect.first
+
+    def whole(self, text: str, finish_reason: str, used: dict[str, Any]) -> bytes:
+        choice = {"index": 0, **self.dialect.choice(text), "logprobs": None, "finish_reason": finish_reason}
+        return orjson.dumps({"object": self.dialect.whole, **self.head, "choices": [choice], "usage": used})
+
+    def delta(self, text: str) -> bytes:
+        choice = self._opening + orjson.dumps(text) + self.dialect.close
+        self._opening = self.dialect.next
+        return self._before + choice + b',"logprobs":null,"finish_reason":null}' + self._after
+
+    def end(self, finish_reason: str, used: dict[str, Any]) -> bytes:
+        """The events after the last text; an answer without any text still tells its role."""
+        events = self.delta("") if self._opening is self.dialect.first else b""
+        choice = self.dialect.last + b',"logprobs":null,"finish_reason":' + orjson.dumps(finish_reason) + b"}"
+        events += self._before + choice + self._after
+        if self.include_usage:
+            events += self._before + b'],"usage":' + orjson.dumps(used) + b"}\n\n"
+        return events + DONE
+
+
+DONE = b"data: [DONE]\n\n"

@@ -1,0 +1,475 @@
+"""The engine over HTTP: OpenAI's API, models, pages, metrics. Knows requests and connections, no pages and no weights.
+
+A request's way: `Gate` (key, size) -> schema (every parameter honoured or refused) -> tokens, off the event loop where
+there are many -> `Engine.submit` -> its `Inbox` -> one write a step. A client that goes away, whatever state its
+request is in, ends the request and frees its pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import kernels
+from engine.architectures import Runner
+from engine.chat import ChatFormat
+from engine.config import EngineConfig, is_loopback
+from engine.core import Engine
+from engine.delivery import ClientGone, Delivery, Inbox
+from engine.errors import BadRequest, BodyTooLarge, EngineDead, EngineError, InvalidParameter, NotAuthorized
+from engine.metrics import Metrics, RequestTimer
+from engine.models import ModelSpec, ModelStatus
+from engine.schema import (
+    CHAT,
+    DONE,
+    TEXT,
+    Answer,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    ModelRequest,
+    TokenizeRequest,
+    check_tokens,
+    explained,
+    sampling_params,
+    usage,
+)
+from engine.sequence import GenerationEvent, SamplingParams
+
+log = logging.getLogger(__name__)
+INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
+COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
+ADMIN_PATHS = ("/models",)
+OPEN_PATHS = ("/health",)
+
+
+class Gate:
+    """The first look at a request: its host, its key, its size. What does not pass never reaches a route."""
+
+    def __init__(self, app: ASGIApp, config: EngineConfig) -> None:
+        self.app = app
+        self.config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers = dict(scope["headers"])
+        try:
+            self._check_host(headers)
+            self._check_key(scope["path"], headers)
+            body = await self._read(headers, receive)
+        except ClientGone:
+            return None
+        except EngineError as error:
+            return await error_response(error)(scope, receive, send)
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()
+            whole, body = body, None
+            return {"type": "http.request", "body": whole, "more_body": False}
+
+        return await self.app(scope, replay, send)
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Without a key only this machine may ask, and not through a name that a web page chose (DNS rebinding)."""
+        host = headers.get(b"host", b"localhost").decode("latin-1").rsplit(":", 1)[0].strip("[]")
+        if not self.config.api_key and not is_loopback(host):
+            raise NotAuthorized(f"without an api_key the engine answers only to loopback names, not to {host!r}")
+
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+        admin = path.startswith(ADMIN_PATHS)
+        wanted = (
+            {self.config.key_of_admin}
+            if admin
+            else {self.config.api_key, self.config.api_key and self.config.admin_key}
+        )
+        wanted.discard(None)
+        if not wanted or path in OPEN_PATHS:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not any([hmac.compare_digest(given.strip(), key.encode()) for key in wanted]):
+            raise NotAuthorized(f"{path} needs {'the admin key' if admin else 'an API key'} as bearer token")
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limit, chunks, size = self.config.max_body_bytes, [], 0
+        announced = headers.get(b"content-length", b"0")
+        more = True
+        while more:
+            if max(size, int(announced) if announced.isdigit() else 0) > limit:
+                raise BodyTooLarge(f"the body is over {limit:,} bytes, the most that is read")
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
+
+class Generation(Response):
+    """The answer to one request, whole or as server-sent events, from its submission to its last byte."""
+
+    def __init__(
+        self,
+        server: EngineServer,
+        request: GenerationRequest,
+        answer: Answer,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        timer: RequestTimer,
+    ) -> None:
+        self.server, self.request, self.answer = server, request, answer
+        self.prompt_ids, self.params, self.timer = prompt_ids, params, timer
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        inbox = self.server.delivery.open(self.timer.observe)
+        engine = self.server.engine
+        request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver)
+        watch = asyncio.create_task(watch_connection(receive, inbox))
+        try:
+            await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
+        except ClientGone:
+            log.debug("%s: the client has gone", self.answer.id)
+        finally:
+            watch.cancel()
+            self.server.delivery.close(inbox)
+            engine.abort(request_id)  # nothing, where it has finished
+
+    async def _whole(self, inbox: Inbox, send: Send) -> None:
+        texts = []
+        while True:
+            event = raise_failed(await inbox.next())
+            texts.append(event.text)
+            if event.finish_reason:
+                break
+        body = self.answer.whole("".join(texts), event.finish_reason, used(event))
+        await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, inbox: Inbox, send: Send) -> None:
+        """The head of the response waits for the first token, so that what fails before it has its own status."""
+        started = False
+        while True:
+            try:
+                event = raise_failed(await inbox.next())
+            except EngineError as error:
+                if not started:
+                    raise
+                words = b"data: " + orjson.dumps(error.as_dict()) + b"\n\n" + DONE
+                return await send({"type": "http.response.body", "body": words})
+            events = self.answer.delta(event.text) if event.text else b""
+            if event.finish_reason:
+                events += self.answer.end(event.finish_reason, used(event))
+            if not events:
+                continue
+            if not started:
+                await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+                started = True
+            await send({"type": "http.response.body", "body": events, "more_body": not event.finish_reason})
+            if event.finish_reason:
+                return None
+
+    async def _start(self, send: Send, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
+        headers = (b"content-type", content_type), (b"x-request-id", self.answer.id.encode()), *headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def watch_connection(receive: Receive, inbox: Inbox) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    inbox.fail(ClientGone())
+
+
+def raise_failed(event: GenerationEvent) -> GenerationEvent:
+    if event.finish_reason == "error":
+        raise EngineError(event.error or "the generation failed")
+    if event.finish_reason == "abort":
+        raise EngineDead(event.error or "the generation was stopped by the engine")
+    return event
+
+
+def used(event: GenerationEvent) -> dict[str, Any]:
+    return usage(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
+
+
+class EngineServer:
+    """The routes, and what they share: the engine, the delivery of its events, metrics, two threads for long texts."""
+
+    def __init__(self, engine: Engine, config: EngineConfig) -> None:
+        self.engine, self.config = engine, config
+        self.metrics = Metrics(engine.load, engine.kv)
+        self.tokenising = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        self.started = int(time.time())
+        self.delivery: Delivery
+
+    def app(self) -> FastAPI:
+        app = FastAPI(title="Paged Arena engine", docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_middleware(Gate, config=self.config)
+        for error in (EngineError, RequestValidationError, HTTPException, Exception):
+            app.add_exception_handler(error, on_error)
+        for method, path, route in (
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.complete),
+            ("GET", "/v1/models", self.list_ready),
+            ("GET", "/v1/models/{name:path}", self.get_ready),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/models", self.list_models),
+            ("PUT", "/models/{name:path}", self.put_model),
+            ("DELETE", "/models/{name:path}", self.delete_model),
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.show_metrics),
+            ("GET", "/kv", self.kv),
+        ):
+            app.add_api_route(path, route, methods=[method], response_model=None)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI):
+        self.delivery = Delivery(asyncio.get_running_loop())
+        self.engine.start()
+        yield
+        await asyncio.to_thread(self.engine.close)
+        self.tokenising.shutdown(wait=False, cancel_futures=True)
+
+    async def chat(self, body: ChatRequest) -> Response:
+        timer = self.metrics.timer(body.model)
+        runner, spec = self.engine.runner_of(body.model)
+        chat = runner.chat_format(spec.chat_template)
+        prompt_ids = await self._encode_chat(chat, spec, body)
+        params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
+        answer = Answer(CHAT, body.model, include_usage=body.include_usage)
+        return Generation(self, body, answer, prompt_ids, params, timer)
+
+    async def complete(self, body: CompletionRequest) -> Response:
+        timer = self.metrics.timer(body.model)
+        runner, spec = self.engine.runner_of(body.model)
+        prompt_ids = await self._encode_prompt(runner, body.prompt)
+        params = params_for(body, runner, spec, prompt_ids, max_tokens=COMPLETION_TOKENS)
+        answer = Answer(TEXT, body.model, include_usage=body.include_usage)
+        return Generation(self, body, answer, prompt_ids, params, timer)
+
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        runner, spec = self.engine.runner_of(body.model)
+        if body.prompt is not None:
+            tokens = await self._encode_prompt(runner, body.prompt)
+        else:
+            tokens = await self._encode_chat(runner.chat_format(spec.chat_template), spec, body)
+        return json_response({"count": len(tokens), "max_model_len": context_of(runner, spec), "tokens": tokens})
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        runner, _ = self.engine.runner_of(body.model)
+        tokens = check_tokens("tokens", body.tokens, runner.vocab_size)
+        return json_response({"prompt": runner.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+    async def list_ready(self) -> Response:
+        ready = [self._listed(status) for status in self.engine.models() if status.status == "ready"]
+        return json_response({"object": "list", "data": ready})
+
+    async def get_ready(self, name: str) -> Response:
+        self.engine.runner_of(name)
+        return json_response(next(self._listed(status) for status in self.engine.models() if status.name == name))
+
+    def _listed(self, status: ModelStatus) -> dict[str, Any]:
+        return {
+            "id": status.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "paged-arena",
+            "max_model_len": status.context_length,
+        }
+
+    async def list_models(self) -> Response:
+        return json_response({"models": [asdict(status) for status in self.engine.models()]})
+
+    async def put_model(self, name: str, body: ModelRequest) -> Response:
+        if not 0 < len(name) <= 200 or not name.isprintable():
+            raise InvalidParameter("name", "a model's name is 1 to 200 printable characters")
+        spec = ModelSpec(
+            name=name,
+            source=body.source,
+            system_prompt=body.system_prompt,
+            sampling=body.sampling.model_dump(exclude_none=True),
+            chat_template=body.chat_template,
+            context_length=body.context_length,
+        )
+        status = await asyncio.to_thread(self.engine.put_model, spec)
+        return json_response(asdict(status), HTTPStatus.ACCEPTED if status.status == "loading" else HTTPStatus.OK)
+
+    async def delete_model(self, name: str) -> Response:
+        await asyncio.to_thread(self.engine.delete_model, name)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def health(self) -> Response:
+        models = {status.name: status.status for status in self.engine.models()}
+        failure = self.engine.failure
+        state = {"status": "dead" if failure else "ok", "engine_thread": failure or "alive", "models": models}
+        return json_response(state, HTTPStatus.SERVICE_UNAVAILABLE if failure else HTTPStatus.OK)
+
+    async def show_metrics(self) -> Response:
+        text = await asyncio.to_thread(self.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def kv(self) -> Response:
+        return json_response(await asyncio.to_thread(self.engine.kv))
+
+    async def _encode_chat(self, chat: ChatFormat, spec: ModelSpec, body: ChatRequest | TokenizeRequest) -> list[int]:
+        messages = [message.as_dict() for message in body.messages]
+        if spec.system_prompt and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": spec.system_prompt}, *messages]
+        return await self._tokenised(
+            lambda: chat.encode(messages), characters=sum(len(message["content"]) for message in messages)
+        )
+
+    async def _encode_prompt(self, runner: Runner, prompt: str | list[int]) -> list[int]:
+        """A text with the checkpoint's own first token, one of it; control tokens in it count, as in a template."""
+        if isinstance(prompt, list):
+            return list(check_tokens("prompt", prompt, runner.vocab_size))
+
+        def encode() -> list[int]:
+            tokens = runner.tokenizer.encode_batch_fast([prompt])[0].ids  # unlike encode, lets other threads run
+            return tokens[1:] if tokens[:2] == [runner.bos_token_id] * 2 else tokens
+
+        return await self._tokenised(encode, characters=len(prompt))
+
+    async def _tokenised(self, encode: Callable[[], list[int]], *, characters: int) -> list[int]:
+        if characters <= INLINE_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self.tokenising, encode)
+
+
+def context_of(runner: Runner, spec: ModelSpec) -> int:
+    return min(spec.context_length or runner.context_length, runner.context_length)
+
+
+def params_for(
+    body: GenerationRequest,
+    runner: Runner,
+    spec: ModelSpec,
+    prompt_ids: list[int],
+    *,
+    max_tokens: int | None,
+    stop: tuple[str, ...] = (),
+) -> SamplingParams:
+    """`stop`: what ends an answer in the model's chat format, beside what the request says."""
+    if not prompt_ids:
+        raise InvalidParameter("prompt", "prompt is empty")
+    params = sampling_params(
+        body,
+        spec.sampling,
+        model=body.model,
+        prompt_tokens=len(prompt_ids),
+        context_length=context_of(runner, spec),
+        vocab_size=runner.vocab_size,
+        max_tokens=max_tokens,
+    )
+    return replace(params, stop=params.stop + stop)
+
+
+def json_response(content: Any, status: int = HTTPStatus.OK) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def error_response(error: EngineError) -> Response:
+    return json_response(error.as_dict(), error.status)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """The one place where what went wrong becomes a response."""
+    if isinstance(error, RequestValidationError):
+        error = explained(error.errors()[0])
+    elif isinstance(error, HTTPException):
+        status, words = error.status_code, f"{request.method} {request.url.path}: {error.detail}"
+        error = BadRequest(words)
+        error.status = status
+    elif not isinstance(error, EngineError):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        error = EngineError("the engine failed to answer; its log says why")
+    return error_response(error)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, but: says on stdout when it listens, ends open answers at a signal, ends when the engine thread has."""
+
+    def __init__(self, server: EngineServer, address: str) -> None:
+        super().__init__(
+            uvicorn.Config(
+                server.app(),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self.engine_server, self.address = server, address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(json.dumps({"ready": True, "url": self.address}), flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.engine_server.engine.failure:
+            log.critical("the engine thread has ended: %s", self.engine_server.engine.failure)
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.engine_server.delivery.fail_all(EngineDead("the engine is shutting down"))
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self):
+        """As uvicorn's, but a signal that was obeyed is not raised again afterwards."""
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def serve(config: EngineConfig) -> int:
+    """Runs the engine until a signal or the end of its thread; the exit status. Raises ConfigError, OSError."""
+    listener = listen(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    backend = kernels.load(config.backend, config.threads or None, cache_folder=config.cache_folder)
+    engine = Engine(config, backend)
+    server = HttpServer(EngineServer(engine, config), f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    server.run(sockets=[listener])
+    return 1 if engine.failure else 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Connections wait in the backlog while the engine starts. A client that vanished is noticed within a minute."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, option):  # Linux; accepted sockets inherit them
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
+    return listener
