@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in the Hugging Face layout: real files, real tokenizer, nothing trained. Same seed, same bytes.
+"""Tiny random checkpoints in the Hugging Face layout: real files, real tokenizer, untrained. Same seed, same bytes.
 
     folder = tiny_llama(tmp_path / "llama")
     folder = tiny_gemma3(tmp_path / "gemma", seed=7, sliding_window=16)
