@@ -55,6 +55,9 @@ class EngineConfig:
     max_batch_tokens: int = setting(
         512, "Most tokens in one step, prefill chunks and decodes together.", unit="tokens", least=16
     )
+    prefill_tokens_beside_decodes: int = setting(
+        256, "Most prompt tokens in one step while answers stream: a bound on their pauses.", unit="tokens", least=16
+    )
     max_sequences: int = setting(64, "Most sequences in one step.", unit="sequences", least=1)
     max_waiting: int = setting(1024, "Most requests that wait; one more is answered 429.", unit="requests", least=1)
     max_body_bytes: int = setting(8 * SIZES["MiB"], "Largest request body that is read.", unit="bytes", least=1024)
