@@ -11,9 +11,7 @@ generated so far is prompt again), one when it decodes.
 from __future__ import annotations
 
 import enum
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,15 +97,3 @@ class Sequence:
             self.tokens = np.resize(self.tokens, min(self.limit, 2 * self.length))
         self.tokens[self.length] = token
         self.length += 1
-
-
-@dataclass(eq=False)
-class Request:
-    """What the client asked for, and to whom its events go."""
-
-    id: str
-    model: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    deliver: Callable[[GenerationEvent], None]
-    arrived: float = field(default_factory=time.monotonic)

@@ -6,6 +6,7 @@ it start (`admit`), may it compute n tokens more (`grow`), it computed them (`co
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
@@ -123,6 +124,12 @@ class KVManager:
         shared = sum(block.group.pages_per_block for block in pin.held()) if pin else 0
         needed, possible = space.most_pages(tokens, self._chunk_tokens), self.pool.total - self.pinned_pages + shared
         return (needed, possible) if needed > possible else None
+
+    def longest(self, space: CheckpointKV, tokens: int) -> int:
+        """The most tokens, up to `tokens`, that one sequence can reach in this pool beside what is pinned."""
+        possible = self.pool.total - self.pinned_pages
+        lengths = range(1, tokens + 1)
+        return bisect_right(lengths, possible, key=lambda length: space.most_pages(length, self._chunk_tokens))
 
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were

@@ -1,0 +1,488 @@
+"""The engine: one thread that owns pool, scheduler and weights, and the story of a step. Knows no HTTP.
+
+    step = commands -> schedule (prefix match, blocks) -> forward -> sample -> commit -> events
+
+Every public method may be called from any thread. What changes pages or sequences is handed to the engine's thread as
+a command, which runs between two steps; checkpoints are loaded on threads of their own and arrive as commands too. The
+registry (which model has which checkpoint) is behind `_lock`. Tests that need every step under control do not call
+`start` and call `step` themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import figures
+from engine.architectures import Runner, load_checkpoint
+from engine.batch import build_batch, wants_token
+from engine.config import EngineConfig
+from engine.errors import (
+    BadRequest,
+    CheckpointError,
+    ContextTooLong,
+    EngineDead,
+    EngineError,
+    InvalidParameter,
+    ModelNotFound,
+    ModelNotReady,
+    QueueFull,
+)
+from engine.kv.geometry import default_page_bytes
+from engine.kv.manager import CheckpointKV, KVManager
+from engine.kv.pool import PagePool
+from engine.models import Checkpoint, Model, ModelSpec, ModelStatus
+from engine.request import Deliver, Request
+from engine.sampling import sample
+from engine.scheduler import Scheduler, Step
+from engine.sequence import GenerationEvent, SamplingParams, Sequence
+from kernels.spec import BLOCK_TOKENS, Backend
+
+__all__ = ["Engine", "GenerationEvent", "ModelSpec", "ModelStatus", "SamplingParams"]
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]
+Load = Callable[[str, Progress], Runner]  # source, progress(done, total, unit) -> loaded checkpoint
+SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
+
+
+class Engine:
+    """`load` fetches and loads a checkpoint, on a thread of its own; by default from the source into `backend`."""
+
+    def __init__(
+        self, config: EngineConfig, backend: Backend, load: Load | None = None, pool: PagePool | None = None
+    ) -> None:
+        dtype = torch_dtype(config.dtype)
+        page_bytes = config.page_bytes or default_page_bytes(dtype.itemsize)
+        pool = pool or PagePool(config.kv_memory_bytes // page_bytes, page_bytes)
+        self.config = config
+        self.failure: str | None = None  # why the thread ended, if it was not told to
+        self.memory = KVManager(pool, chunk_tokens=config.max_batch_tokens, share_prefixes=config.enable_prefix_cache)
+        self.scheduler = Scheduler(
+            self.memory,
+            max_sequences=config.max_sequences,
+            max_batch_tokens=config.max_batch_tokens,
+            prefill_tokens_beside_decodes=config.prefill_tokens_beside_decodes,
+        )
+        self.counts = figures.Counts()
+        self._load_checkpoint = load or partial(load_from_source, config.cache_folder, backend, dtype)
+        self._lock = threading.RLock()
+        self._models: dict[str, Model] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._loaded: dict[CheckpointKV, Checkpoint] = {}
+        self._requests: dict[str, Request] = {}
+        self._commands: deque[tuple[Callable[[], Any], Future | None]] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    # Life
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends all requests ("abort") and the thread. Returns when both have ended."""
+        self._closing = True
+        self._wake.set()
+        if self._thread:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        why = "the engine is stopping"
+        try:
+            while not self._closing:
+                if not self.step():
+                    self._sleep()
+        except BaseException as error:
+            self.failure = why = f"the engine thread ended: {type(error).__name__}: {error}"
+            log.critical("the engine thread ended", exc_info=error)
+        finally:
+            self._end_everything(why)
+
+    def _sleep(self) -> None:
+        """Until a command comes, using no processor. Once settled, checks that nothing is held but what is pinned."""
+        self._wake.clear()
+        if self._commands or self._closing:
+            return
+        if not self._wake.wait(SETTLE_SECONDS):
+            self.memory.check_integrity()
+            self._wake.wait()
+
+    def _end_everything(self, why: str) -> None:
+        with self._lock:
+            self._closing = True
+            commands, self._commands = self._commands, deque()
+        for _, answer in commands:
+            if answer:
+                answer.set_exception(EngineDead(why))
+        for request in list(self._requests.values()):
+            self._deliver(request, request.end("error" if self.failure else "abort", why))
+        self._requests.clear()
+
+    # The step
+
+    def step(self) -> bool:
+        """One forward of one checkpoint, and all around it. False where there was nothing to do."""
+        self._run_commands()
+        if self.scheduler.idle:
+            return False
+        began = time.perf_counter()
+        step = self.scheduler.schedule()
+        for sequence in step.unservable:
+            self._fail(sequence, "its KV does not fit into the pool beside the pinned system prompts")
+        if step.sequences:
+            self._compute(step)
+        if self.config.check_integrity:
+            self.memory.check_integrity()
+        self.counts.steps += 1
+        self.counts.step_seconds += time.perf_counter() - began
+        return True
+
+    def _compute(self, step: Step) -> None:
+        wanting = [s for s, count in zip(step.sequences, step.counts, strict=True) if wants_token(s, count)]
+        checkpoint = self._loaded[step.space]
+        try:
+            logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
+            drawn = sample(logits, [sequence.owner.row for sequence in wanting]) if wanting else []
+        except Exception as error:
+            log.exception("a forward of %s failed", checkpoint.source)
+            for sequence in step.sequences:
+                self._fail(sequence, f"the forward failed: {type(error).__name__}: {error}")
+            return
+        for sequence, token in zip(wanting, drawn, strict=True):
+            if token is None:
+                self._fail(sequence, "the checkpoint gave logits that are not numbers")
+        for sequence, count in zip(step.sequences, step.counts, strict=True):
+            if sequence.table is not None:
+                self.memory.commit(sequence, count)
+                self.counts.computed_tokens += count
+                if sequence.uncomputed == 0 and sequence.length == sequence.limit:
+                    self._prefix_computed(sequence)
+        for sequence, token in zip(wanting, drawn, strict=True):
+            if token is not None:
+                self._accept(sequence, token)
+
+    def _accept(self, sequence: Sequence, token: int) -> None:
+        request = sequence.owner
+        try:
+            event = request.accept(token)
+        except Exception as error:
+            log.exception("request %s: token %d has no text", request.id, token)
+            return self._fail(sequence, f"the tokenizer failed: {error}")
+        self.counts.generated_tokens += 1
+        if event.finish_reason:
+            self._forget(request)
+        self._deliver(request, event)
+
+    def _fail(self, sequence: Sequence, why: str) -> None:
+        """Ends one sequence and tells its owner; what it alone wrote is not found again."""
+        self.scheduler.remove(sequence, in_doubt=True)
+        if isinstance(sequence.owner, Model):
+            self._model_failed(sequence.owner, f"its system prompt could not be computed: {why}")
+        else:
+            self._end(sequence.owner, "error", why)
+
+    def _end(self, request: Request, reason: str, error: str | None = None) -> None:
+        self._forget(request)
+        self._deliver(request, request.end(reason, error))
+
+    def _forget(self, request: Request) -> None:
+        self.scheduler.remove(request.sequence)
+        self._requests.pop(request.id, None)
+
+    def _deliver(self, request: Request, event: GenerationEvent) -> None:
+        try:
+            request.deliver(event)
+        except Exception:
+            log.exception("request %s: whoever waits for it cannot be told", request.id)
+            self._forget(request)
+
+    # Commands
+
+    def _post(self, command: Callable[[], Any], answer: Future | None = None) -> None:
+        """Has `command` run on the engine's thread before its next step. Raises EngineDead where there is none."""
+        with self._lock:
+            if self._closing:
+                raise EngineDead(self.failure or "the engine is stopping")
+            self._commands.append((command, answer))
+        self._wake.set()
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Its value, taken between two steps."""
+        if self._thread is None:
+            return question()
+        answer: Future = Future()
+        self._post(question, answer)
+        return answer.result()
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command, answer = self._commands.popleft()
+            value = command()
+            if answer:
+                answer.set_result(value)
+
+    # Requests
+
+    def submit(self, model: str, prompt_ids: list[int], params: SamplingParams, deliver: Deliver) -> str:
+        """Queues a request and returns its id. Its events come through `deliver`, on the engine's thread, until one has
+        a finish_reason; `deliver` must not block.
+
+        Raises ModelNotFound, ModelNotReady, ContextTooLong, BadRequest, QueueFull, EngineDead.
+        """
+        served = self._ready(model)
+        self._check(served, prompt_ids, params)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver)
+        self._post(partial(self._add, request))
+        return request.id
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is ("abort") and frees what it holds; nothing, where it has ended."""
+        if not self._closing:
+            self._post(partial(self._abort, request_id))
+
+    def _check(self, model: Model, prompt_ids: list[int], params: SamplingParams) -> None:
+        if not prompt_ids:
+            raise InvalidParameter("prompt", "prompt is empty")
+        vocab_size = model.checkpoint.runner.vocab_size
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+            raise InvalidParameter("prompt", f"prompt has tokens outside 0 to {vocab_size - 1:,}")
+        length = len(prompt_ids) + params.max_tokens
+        if length > model.context_length:
+            raise ContextTooLong(model.spec.name, len(prompt_ids), model.context_length, params.max_tokens)
+        if too_large := self.memory.refusal(model.checkpoint.space, length, model.pin):
+            needed, possible = too_large
+            raise BadRequest(f"{length:,} tokens need {needed:,} pages of KV memory; there are {possible:,} to be had")
+        waiting = len(self.scheduler.waiting) + len(self._commands)
+        if waiting >= self.config.max_waiting:
+            raise QueueFull(f"{waiting:,} requests wait, as many as max_waiting allows; try again later")
+
+    def _add(self, request: Request) -> None:
+        model = request.model
+        if self._models.get(model.spec.name) is not model:
+            return self._deliver(request, request.end("error", f"the model {model.spec.name} was removed"))
+        if request.row.params.max_tokens == 0:
+            return self._deliver(request, request.end("length"))
+        self._requests[request.id] = request
+        self.scheduler.add(request.sequence)
+
+    def _abort(self, request_id: str) -> None:
+        if request := self._requests.get(request_id):
+            self._end(request, "abort")
+
+    # Models
+
+    def put_model(self, spec: ModelSpec) -> ModelStatus:
+        """Registers a model and has its checkpoint loaded. The same spec again changes nothing (a failed one is tried
+        again); another one under the same name replaces it, and its requests go on where the checkpoint stays."""
+        with self._lock:
+            old = self._models.get(spec.name)
+            if old and old.spec == spec and old.status != "failed":
+                return old.describe()
+            model = self._models[spec.name] = Model(spec, self._checkpoint(spec.source))
+            model.checkpoint.users.add(model)
+            if old:
+                self._post(partial(self._retire, old, successor=model))
+            if model.checkpoint.runner:
+                self._post(partial(self._prepare, model))
+            return model.describe()
+
+    def delete_model(self, name: str) -> None:
+        """Its requests end with an error; its pages are free before the next question is answered. Raises
+        ModelNotFound."""
+        with self._lock:
+            if name not in self._models:
+                raise ModelNotFound(name)
+            self._post(partial(self._retire, self._models.pop(name)))
+
+    def models(self) -> list[ModelStatus]:
+        with self._lock:
+            return [model.describe() for model in self._models.values()]
+
+    def runner_of(self, name: str) -> tuple[Runner, ModelSpec]:
+        """The loaded checkpoint of a ready model, and its spec with `context_length` filled in. Raises ModelNotFound,
+        ModelNotReady, EngineDead."""
+        model = self._ready(name)
+        return model.checkpoint.runner, replace(model.spec, context_length=model.context_length)
+
+    def _ready(self, name: str) -> Model:
+        if self.failure:
+            raise EngineDead(self.failure)
+        with self._lock:
+            if name not in self._models:
+                raise ModelNotFound(name)
+            model = self._models[name]
+        if model.status != "ready":
+            raise ModelNotReady(
+                f"{name} failed to load: {model.reason}" if model.reason else f"{name} is still loading"
+            )
+        return model
+
+    def _checkpoint(self, source: str) -> Checkpoint:
+        """The one of this source: loaded, on its way, or set on its way now."""
+        if source not in self._checkpoints:
+            checkpoint = self._checkpoints[source] = Checkpoint(source)
+            threading.Thread(target=self._load, args=(checkpoint,), name=f"load {source}", daemon=True).start()
+        return self._checkpoints[source]
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        def progress(done: int, total: int, unit: str) -> None:
+            checkpoint.progress = (done, total, unit)
+            if self._closing or self._checkpoints.get(checkpoint.source) is not checkpoint:
+                raise CheckpointError("nobody waits for this checkpoint any more")
+
+        try:
+            arrived = partial(self._arrived, checkpoint, self._load_checkpoint(checkpoint.source, progress))
+        except EngineError as error:
+            arrived = partial(self._checkpoint_failed, checkpoint, str(error))
+        except Exception as error:
+            log.exception("loading %s failed", checkpoint.source)
+            arrived = partial(self._checkpoint_failed, checkpoint, f"{type(error).__name__}: {error}")
+        with contextlib.suppress(EngineDead):
+            self._post(arrived)
+
+    def _arrived(self, checkpoint: Checkpoint, runner: Runner) -> None:
+        try:
+            space = self.memory.add_checkpoint(runner.digest, runner.geometry)
+        except CheckpointError as error:
+            return self._checkpoint_failed(checkpoint, str(error))
+        with self._lock:
+            checkpoint.runner, checkpoint.space = runner, space
+            self._loaded[space] = checkpoint
+            users = list(checkpoint.users)
+        for model in users:
+            self._prepare(model)
+        self._unload_if_unused(checkpoint)
+
+    def _checkpoint_failed(self, checkpoint: Checkpoint, why: str) -> None:
+        with self._lock:
+            if self._checkpoints.get(checkpoint.source) is checkpoint:
+                del self._checkpoints[checkpoint.source]
+            users = list(checkpoint.users)
+        for model in users:
+            self._model_failed(model, why)
+
+    def _prepare(self, model: Model) -> None:
+        """Has the system prompt of a model computed, then pinned; with nothing to pin the model is ready at once."""
+        if self._models.get(model.spec.name) is not model:
+            return
+        try:
+            prefix = self._settle(model)
+        except EngineError as error:
+            return self._model_failed(model, str(error))
+        if not prefix:
+            model.status = "ready"
+            return
+        model.prefilling = Sequence(model.checkpoint.space, prefix, max_tokens=0, owner=model)
+        model.prefilling.cached_tokens = 0  # not a request: not counted as served from the cache
+        self.scheduler.add(model.prefilling)
+
+    def _settle(self, model: Model) -> list[int]:
+        """Fills in what the checkpoint decides and returns the tokens to pin: whole blocks only, others cannot be
+        shared. Raises EngineError."""
+        runner, space, spec = model.checkpoint.runner, model.checkpoint.space, model.spec
+        chat = runner.chat_format(spec.chat_template)
+        model.chat_format = chat.name
+        model.prefix_ids = chat.system_prefix(spec.system_prompt)
+        longest = min(spec.context_length or runner.context_length, runner.context_length)
+        model.context_length = self.memory.longest(space, longest)
+        if len(model.prefix_ids) >= model.context_length:
+            raise CheckpointError(
+                f"system prompt is {len(model.prefix_ids):,} tokens; {spec.name} allows {model.context_length:,}"
+            )
+        if not self.config.enable_prefix_cache:
+            return []
+        prefix = model.prefix_ids[: len(model.prefix_ids) // BLOCK_TOKENS * BLOCK_TOKENS]
+        if not self.memory.may_pin(space, len(prefix)):
+            raise CheckpointError(
+                f"system prompt is {len(prefix):,} tokens; the pool of {self.memory.pool.total:,} pages has no room to "
+                "keep them: raise kv_memory_bytes"
+            )
+        return prefix
+
+    def _prefix_computed(self, sequence: Sequence) -> None:
+        model = sequence.owner
+        self.scheduler.finish(sequence)
+        model.pin, model.prefilling, model.status = self.memory.pin(sequence), None, "ready"
+
+    def _model_failed(self, model: Model, why: str) -> None:
+        log.warning("%s is not served: %s", model.spec.name, why)
+        model.status, model.reason, model.prefilling = "failed", why, None
+
+    def _retire(self, model: Model, successor: Model | None = None) -> None:
+        """Ends what a model removed or replaced has in the engine; its checkpoint goes with its last user."""
+        for request in [each for each in self._requests.values() if each.model is model]:
+            if successor and successor.checkpoint is model.checkpoint:
+                request.model = successor
+            else:
+                self._end(request, "error", f"the model {model.spec.name} was removed")
+        if model.prefilling:
+            self.scheduler.remove(model.prefilling)
+        if model.pin:
+            self.memory.unpin(model.pin)
+        with self._lock:
+            model.checkpoint.users.discard(model)
+        self._unload_if_unused(model.checkpoint)
+
+    def _unload_if_unused(self, checkpoint: Checkpoint) -> None:
+        with self._lock:
+            if checkpoint.users:
+                return
+            if self._checkpoints.get(checkpoint.source) is checkpoint:
+                del self._checkpoints[checkpoint.source]
+        if self._loaded.pop(checkpoint.space, None):
+            self.memory.remove_checkpoint(checkpoint.space)
+
+    # Figures
+
+    def kv(self) -> dict[str, Any]:
+        """What the pool holds, and for whom; taken between two steps."""
+        return self._ask(lambda: figures.kv(self.memory, self.scheduler, self._models, self._loaded, self._requests))
+
+    def load(self) -> dict[str, Any]:
+        return figures.load(self.scheduler, self.memory, self.counts)
+
+
+def load_from_source(
+    cache_folder: Path, backend: Backend, dtype: torch.dtype, source: str, progress: Progress
+) -> Runner:
+    from engine.checkpoints import fetch
+
+    return load_checkpoint(fetch(source, cache_folder, progress), dtype=dtype, backend=backend, progress=progress)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """ "auto" is bfloat16 where the processor multiplies it, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & processor_features() else torch.float32
+
+
+def processor_features() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return set()
+    listed = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    return set(listed[0]) if listed else set()

@@ -1,0 +1,92 @@
+"""What the engine serves: models, and the checkpoints that they share. Plain data; `core` moves it.
+
+A model is a name over a checkpoint, with a system prompt and defaults. Several models of one source share one loaded
+checkpoint, and with it the blocks of whatever prefixes they have in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.architectures import Runner
+from engine.kv.manager import BlockTable, CheckpointKV
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What was asked for. `sampling` holds defaults for what a request does not say."""
+
+    name: str
+    source: str
+    system_prompt: str = ""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None  # a name in CHAT_FORMATS; None: the checkpoint's own
+    context_length: int | None = None  # tokens; None: the checkpoint's own
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    name: str
+    status: str  # "loading", "ready" or "failed"
+    reason: str | None  # why it failed
+    done: int  # of `total`, in `unit`: how far the loading is
+    total: int
+    unit: str  # "bytes", "tensors" or ""
+    source: str
+    context_length: int | None  # prompt and answer together, once known
+    system_prompt_tokens: int | None  # that every chat begins with, once known
+    architecture: str | None
+    chat_format: str | None
+    spec_digest: str
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """One source, loaded or on its way."""
+
+    source: str
+    users: set[Model] = field(default_factory=set)
+    progress: tuple[int, int, str] = (0, 0, "")
+    runner: Runner | None = None
+    space: CheckpointKV | None = None  # set with `runner`
+
+
+@dataclass(eq=False)
+class Model:
+    """An entry of the engine. Becomes ready when its checkpoint is loaded and its system prompt is pinned."""
+
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    status: str = "loading"
+    reason: str | None = None
+    context_length: int | None = None
+    prefix_ids: list[int] = field(default_factory=list)  # what every chat with it begins with
+    prefilling: Sequence | None = None  # the prefix on its way into the pool
+    pin: BlockTable | None = None  # the prefix in the pool
+    chat_format: str | None = None
+
+    def describe(self) -> ModelStatus:
+        runner = self.checkpoint.runner
+        done, total, unit = self.checkpoint.progress
+        return ModelStatus(
+            name=self.spec.name,
+            status=self.status,
+            reason=self.reason,
+            done=done,
+            total=total,
+            unit=unit,
+            source=self.spec.source,
+            context_length=self.context_length,
+            system_prompt_tokens=len(self.prefix_ids) if runner else None,
+            architecture=runner.architecture if runner else None,
+            chat_format=self.chat_format,
+            spec_digest=self.spec.digest,
+        )
