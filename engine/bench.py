@@ -64,32 +64,27 @@ class Load:
 
 
 class Writer:
-    """Texts of an exact number of tokens: words that are one token each, with or without the space before."""
+    """Sentences of plain words, cut to an exact number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
         self._tokenizer = tokenizer
         self._random = random.Random(seed)
-        self._words = [word for word in WORDS.split() if self._size(" " + word) == self._size(word.capitalize()) == 1]
 
     def text(self, tokens: int) -> str:
-        """Sentences of 6 to 14 words, with their full stops `tokens` tokens long."""
         words: list[str] = []
-        left = tokens
-        while left > 0:
-            length = min(self._random.randint(6, 14), left - 1 if left > 1 else 1)
-            sentence = self._random.choices(self._words, k=length)
-            stop = "." if left > length else ""
-            words += (
-                [sentence[0].capitalize(), *sentence[1:-1], sentence[-1] + stop] if length > 1 else [sentence[0] + stop]
-            )
-            left -= length + len(stop)
-        text = " ".join(words)
-        if self._size(text) != tokens:
-            raise EngineError(f"wrote {self._size(text)} tokens instead of {tokens}: this tokenizer joins words")
-        return text
+        while self._size(words) < tokens:
+            sentence = self._random.choices(WORDS.split(), k=self._random.randint(6, 14))
+            words += [sentence[0].capitalize(), *sentence[1:-1], sentence[-1] + "."]
+        while self._size(words) > tokens:
+            words.pop()
+        while self._size(words) < tokens:
+            words.append("the")  # instead of the first tokens of a long word
+        if self._size(words) != tokens:
+            raise EngineError(f"cannot write {tokens} tokens: this tokenizer has no token for ' the'")
+        return " ".join(words)
 
-    def _size(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def _size(self, words: list[str]) -> int:
+        return len(self._tokenizer.encode(" ".join(words), add_special_tokens=False).ids)
 
 
 def load_of(name: str, tokenizer: Tokenizer, seed: str) -> Load:

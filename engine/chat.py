@@ -58,7 +58,7 @@ class ChatFormat:
             messages = fold_system(messages)
         mark = unused_mark(messages)
         text = self._render([break_control_tokens(message, self._control_tokens, mark) for message in messages])
-        pieces = self._tokenizer.encode_batch(text.split(mark), add_special_tokens=False)
+        pieces = self._tokenizer.encode_batch_fast(text.split(mark), add_special_tokens=False)
         return [token for piece in pieces for token in piece.ids]
 
     def system_prefix(self, system_prompt: str) -> list[int]:

@@ -64,6 +64,7 @@ class Inbox:
         self._observe = observe
         self._waiting: GenerationEvent | None = None
         self._failure: Exception | None = None
+        self.finished = False  # whether the engine is done with the request
         self._reader: asyncio.Future[None] | None = None
 
     def deliver(self, event: GenerationEvent) -> None:
@@ -71,6 +72,7 @@ class Inbox:
 
     def put(self, event: GenerationEvent) -> None:
         self._observe(event, time.monotonic())
+        self.finished = event.finish_reason is not None
         self._waiting = event if self._waiting is None else merged(self._waiting, event)
         self._wake()
 

@@ -66,7 +66,8 @@ class Schema(BaseModel):
             return body
         for name in body.keys() & cls.off.keys():
             if not any(type(body[name]) is type(off) and body[name] == off for off in cls.off[name]):
-                raise UnsupportedParameter(name)
+                value = repr(body[name])
+                raise UnsupportedParameter(name, f"{name} = {value} is not supported" if len(value) < 60 else None)
         return {name: value for name, value in body.items() if name not in cls.off and name not in cls.no_effect}
 
 
@@ -74,7 +75,7 @@ def one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopText = Annotated[str, Field(min_length=1, max_length=256)]
+StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)]
 
 
 class Sampling(Schema):
@@ -91,11 +92,9 @@ class Sampling(Schema):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
-    stop: Annotated[
-        list[StopText] | None,
-        BeforeValidator(one_or_many, json_schema_input_type=str | list[str] | None),
-        Field(max_length=16),
-    ] = None
+    stop: Annotated[StopTexts | None, BeforeValidator(one_or_many, json_schema_input_type=str | list[str] | None)] = (
+        None
+    )
     stop_token_ids: list[int] | None = Field(None, max_length=64)
 
 
@@ -216,9 +215,11 @@ def explained(error: dict[str, Any]) -> BadRequest:
         return UnknownParameter(where)
     if error["type"] == "missing":
         return InvalidParameter(where, f"{where} is required")
-    value = repr(error["input"])
-    said = error["msg"][0].lower() + error["msg"][1:]
-    return InvalidParameter(where, f"{where}: {said}" + (f", not {value}" if len(value) < 60 else ""))
+    said, value = error["msg"], repr(error["input"])
+    if not said.startswith("Input should"):
+        return InvalidParameter(where, f"{where}: {said[0].lower()}{said[1:]}")
+    said = where + said.removeprefix("Input")
+    return InvalidParameter(where, f"{said}, not {value}" if len(value) < 60 else said)
 
 
 def sampling_params(

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
@@ -25,6 +25,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -155,7 +156,8 @@ class Generation(Response):
         finally:
             watch.cancel()
             self.server.delivery.close(inbox)
-            engine.abort(request_id)  # nothing, where it has finished
+            if not inbox.finished:
+                engine.abort(request_id)
 
     async def _whole(self, inbox: Inbox, send: Send) -> None:
         texts = []
@@ -214,6 +216,23 @@ def used(event: GenerationEvent) -> dict[str, Any]:
     return usage(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
 
 
+class JsonRequest(Request):
+    """Reads bodies strictly: no NaN, no half of a surrogate pair."""
+
+    async def json(self) -> Any:
+        return orjson.loads(await self.body())
+
+
+class JsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
 class EngineServer:
     """The routes, and what they share: the engine, the delivery of its events, metrics, two threads for long texts."""
 
@@ -226,6 +245,7 @@ class EngineServer:
 
     def app(self) -> FastAPI:
         app = FastAPI(title="Paged Arena engine", docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.router.route_class = JsonRoute
         app.add_middleware(Gate, config=self.config)
         for error in (EngineError, RequestValidationError, HTTPException, Exception):
             app.add_exception_handler(error, on_error)
@@ -277,7 +297,7 @@ class EngineServer:
             tokens = await self._encode_prompt(runner, body.prompt)
         else:
             tokens = await self._encode_chat(runner.chat_format(spec.chat_template), spec, body)
-        return json_response({"count": len(tokens), "max_model_len": context_of(runner, spec), "tokens": tokens})
+        return json_response({"count": len(tokens), "max_model_len": spec.context_length, "tokens": tokens})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         runner, _ = self.engine.runner_of(body.model)
@@ -360,10 +380,6 @@ class EngineServer:
         return await asyncio.get_running_loop().run_in_executor(self.tokenising, encode)
 
 
-def context_of(runner: Runner, spec: ModelSpec) -> int:
-    return min(spec.context_length or runner.context_length, runner.context_length)
-
-
 def params_for(
     body: GenerationRequest,
     runner: Runner,
@@ -381,7 +397,7 @@ def params_for(
         spec.sampling,
         model=body.model,
         prompt_tokens=len(prompt_ids),
-        context_length=context_of(runner, spec),
+        context_length=spec.context_length,
         vocab_size=runner.vocab_size,
         max_tokens=max_tokens,
     )
