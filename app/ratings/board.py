@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ class Method:
     intervals: tuple[str, ...]
     rate: Callable[[Games, Cells, str, int, np.random.Generator], Rated]
 
+
+FEW_VOTES = 20  # below it the intervals, right for many votes, are a guess
 
 METHODS = {
     "bt": Method("Bradley–Terry", ("sandwich", "bootstrap"), bradley_terry.rate),
@@ -67,6 +69,11 @@ class Board:
         if self.islands:
             listed = "; ".join(", ".join(island) for island in self.islands)
             notes.append(f"No votes join these groups, and ratings cannot be compared across them: {listed}.")
+        if few := sum(row.votes < FEW_VOTES for row in self.rows):
+            notes.append(
+                f"{few} of {len(self.rows)} models have fewer than {FEW_VOTES} votes: their intervals are rough, "
+                "and too narrow where all of the few were ties."
+            )
         if self.rounds:
             notes.append(f"Intervals are of a bootstrap with {self.rounds:,} rounds and seed {SEED}.")
         return tuple(notes)
@@ -90,10 +97,14 @@ def rate(
     ci: str | None = None,
     *,
     rounds: int = ROUNDS,
+    live_elo: Mapping[str, float] | None = None,
     input_sha256: str = "",
     version: str = "",
 ) -> Board:
-    """The board of some games. Raises ValueError for a method, or a kind of interval, that there is not."""
+    """The board of some games; `live_elo` is the Elo of each model where it was kept game by game.
+
+    Raises ValueError for a method, or a kind of interval, that there is not.
+    """
     ci = choose_interval(method, ci)
     if not len(games):
         return Board((), 0, method, ci, input_sha256, version)
@@ -102,7 +113,8 @@ def rate(
     rated = METHODS[method].rate(games, cells, ci, rounds, np.random.default_rng(SEED))
     best, worst = rank_spread(rated.lower, rated.upper, islands)
     played, won = games.counts()
-    columns = (rated.ratings, rated.lower, rated.upper, best, worst, played, won, elo.elo(games))
+    elos = elo.elo(games) if live_elo is None else np.array([live_elo[model] for model in games.models])
+    columns = (rated.ratings, rated.lower, rated.upper, best, worst, played, won, elos)
     rows = [Row(*values) for values in zip(games.models, *(column.tolist() for column in columns), strict=True)]
     return Board(
         rows=tuple(sorted(rows, key=lambda row: (-row.rating, row.model))),

@@ -70,14 +70,17 @@ def fit(cells: Cells, start: np.ndarray | None = None) -> Fit:
 def sandwich(cells: Cells, fitted: Fit) -> np.ndarray:
     """[model] standard errors of the ratings: sqrt of the diagonal of H^-1 M H^-1, games being independent.
 
-    H is the information, M the sum over games of the squared slope; both are taken among strengths with mean 0.
+    H is the information, M the sum over games of the squared slope. A prior counts as one more observation a model,
+    whose slope varies by its weight: so what only the prior knows has the prior's own wide error, and a first vote
+    proves nothing. Errors are those of the distance to the mean of the model's island.
     """
     expected = _expected(cells, fitted.strengths)
     bread = np.linalg.inv(_information(cells, expected, fitted.prior_weight))
     meat = _laplacian(cells, cells.count * (cells.score - expected) ** 2)
-    centring = np.eye(cells.num_models) - 1 / max(cells.num_models, 1)
-    covariance = centring @ bread @ meat @ bread @ centring
-    return SCALE * np.sqrt(np.maximum(np.diag(covariance), 0))
+    meat += fitted.prior_weight * np.eye(cells.num_models)
+    same_island = (islands := cells.islands())[:, None] == islands
+    centred = bread - (same_island / same_island.sum(axis=1)) @ bread
+    return SCALE * np.sqrt(np.einsum("ij,jk,ik->i", centred, meat, centred, optimize=True))
 
 
 def bootstrap(cells: Cells, fitted: Fit, rounds: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Every test that takes `database` runs on a SQLite file and on a real PostgreSQL server."""
+"""Databases for tests: every test that takes `database` runs on a SQLite file and on a real PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from db.connect import Database
 
 @pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
-    """Address of a server's maintenance database: ARENA_TEST_POSTGRESQL_URL, or a server started for these tests."""
-    if url := os.environ.get("ARENA_TEST_POSTGRESQL_URL"):
+    """Address of a server's maintenance database: TEST_POSTGRESQL_URL, or a server started for these tests."""
+    if url := os.environ.get("TEST_POSTGRESQL_URL"):
         yield url
         return
     # A folder of its own, outside any home: as root the server runs as another user, who must reach it.

@@ -1,0 +1,1 @@
+"""Formats: votes from files of others. A format is a module here; none knows the database."""
