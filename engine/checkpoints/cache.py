@@ -1,0 +1,78 @@
+"""Folders of the cache: made whole or not at all, and by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import CheckpointError
+
+Progress = Callable[[int, int, str], None]
+
+FORMAT = "1"  # part of a converted folder's name; raised when the conversion changes what it writes
+POLL_SECONDS = 0.2
+
+
+def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """cache/checkpoints/name, filled by `make(folder)` in a folder beside it, under a lock, and renamed when done."""
+    home = cache / "checkpoints"
+    made = home / name
+    if made.is_dir():
+        return made
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.is_dir():  # another process was faster
+            return made
+        for left_over in home.glob(f"{name}.making-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        making = Path(tempfile.mkdtemp(prefix=f"{name}.making-", dir=home))
+        try:
+            making.chmod(0o755)  # mkdtemp's is for its owner alone
+            make(making)
+            making.rename(made)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+    return made
+
+
+def need_space(folder: Path, num_bytes: int) -> None:
+    """Raises CheckpointError if the disk under `folder` has less free."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise CheckpointError(f"{num_bytes / 1e6:,.0f} MB are needed in {folder}; {free / 1e6:,.0f} MB are free")
+
+
+class Growth:
+    """While entered, tells `progress` again and again how many bytes the files under `folder` have, plus `before`."""
+
+    def __init__(self, folder: Path, before: int, total: int, progress: Progress) -> None:
+        self._folder, self._before, self._total, self._progress = folder, before, total, progress
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="download-growth", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            self._progress(min(self._before + size_under(self._folder), self._total), self._total, "bytes")
+
+
+def size_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # moved while we looked
+            continue
+    return total
