@@ -30,14 +30,22 @@ TOKENIZER = tiny_tokenizer(adds_bos=False)
 CHAT = CHAT_FORMATS["plain-roles"].bind(TOKENIZER, {})
 
 
-def mix(*numbers: np.ndarray | int) -> np.ndarray:
-    """uint64, well stirred."""
-    state = np.uint64(0x9E3779B97F4A7C15)
-    with np.errstate(over="ignore"):
-        for number in numbers:
-            state = (state ^ np.asarray(number).astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
-            state = state ^ (state >> np.uint64(29))
+STIR, SHIFT, MASK = 0xBF58476D1CE4E5B9, 29, 2**64 - 1
+
+
+def mix(*numbers: int) -> int:
+    """64 bits, well stirred."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ number) * STIR & MASK
+        state ^= state >> SHIFT
     return state
+
+
+def mix_arrays(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    state = first.astype(np.uint64) * np.uint64(STIR) ^ second.astype(np.uint64)
+    state = (state ^ state >> np.uint64(SHIFT)) * np.uint64(STIR)
+    return state ^ state >> np.uint64(SHIFT)
 
 
 def group(window: int | None, layers: int, heads: int = 1) -> GroupGeometry:
@@ -50,7 +58,7 @@ SLIDING = KVGeometry((group(32, 1),))  # no layer sees everything
 TWO_WINDOWS = KVGeometry((group(None, 1), group(17, 1), group(40, 2)))
 
 
-@dataclass(eq=False)
+@dataclass(unsafe_hash=True)
 class FakeRunner:
     geometry: KVGeometry = FULL
     digest: str = "fake"
@@ -62,7 +70,7 @@ class FakeRunner:
     eos_token_ids: frozenset[int] = frozenset()
     bos_token_id: int | None = None
     chat: ChatFormat = CHAT
-    batch_sizes: list[int] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list, compare=False)
     nan_token: int | None = None  # a row whose last token this is gets logits of NaN
     crash_token: int | None = None  # a batch with this token raises
 
@@ -83,7 +91,9 @@ class FakeRunner:
         tables = [table.numpy() for table in batch.page_tables]
         states = np.zeros(len(tokens), np.uint64)
         for sequence in range(len(starts) - 1):
-            own = [Paged(memory, table[sequence], shape) for table, shape in zip(tables, self.geometry.groups)]
+            own = [
+                Paged(memory, table[sequence], shape) for table, shape in zip(tables, self.geometry.groups, strict=True)
+            ]
             rows = range(starts[sequence], starts[sequence + 1])
             assert positions[rows[-1]] == batch.context_lens[sequence] - 1
             for row in rows:
@@ -94,16 +104,16 @@ class FakeRunner:
             logits[torch.from_numpy(tokens[wanted] == self.nan_token)] = torch.nan
         return logits
 
-    def advance(self, caches: list, token: int, position: int) -> np.uint64:
+    def advance(self, caches: list, token: int, position: int) -> int:
         """Writes the KV of one token; returns what its logits are made of."""
         past = [cache.read(position) for cache in caches]
-        value = int(mix(self.seed, token, position, *past)) & 0xFFFFFFFF
+        value = mix(self.seed, token, position, *past) & 0xFFFFFFFF
         for cache in caches:
             cache.write(position, value)
-        return mix(value, *(cache.read(position, itself=True) for cache in caches))
+        return mix(value, *past)
 
     def logits(self, states: np.ndarray) -> torch.Tensor:
-        numbers = mix(states[:, None], np.arange(self.vocab_size)[None])
+        numbers = mix_arrays(states[:, None], np.arange(self.vocab_size)[None])
         return torch.from_numpy((numbers >> np.uint64(40)).astype(np.float32) / 2**22)
 
     def unpaged(self, prompt_ids: list[int], params: SamplingParams, seed: int = 0) -> list[int]:
@@ -114,7 +124,7 @@ class FakeRunner:
         for position, token in enumerate(prompt_ids):
             state = self.advance(caches, token, position)
         while True:
-            (token,) = sample(self.logits(np.array([state])), [row])
+            (token,) = sample(self.logits(np.array([state], np.uint64)), [row])
             row.output_ids.append(token)
             if len(row.output_ids) >= params.min_tokens:
                 row.banned = ()
@@ -126,53 +136,53 @@ class FakeRunner:
 class Unpaged:
     def __init__(self, shape: GroupGeometry) -> None:
         self.window = shape.window
-        self.values: list[int] = []
+        self.values = np.zeros(4096, np.uint64)
 
     def write(self, position: int, value: int) -> None:
-        assert position == len(self.values)
-        self.values.append(value)
+        self.values[position] = value
 
-    def read(self, position: int, itself: bool = False) -> int:
-        seen = visible(self.window, position, itself)
-        return summary(np.array(self.values[seen.start : seen.stop], np.uint64), seen)
+    def read(self, position: int) -> int:
+        first = first_seen(self.window, position)
+        return summary(self.values[first:position], first)
 
 
 class Paged:
     """The layers of one group, of one sequence: every layer, head, K and V, element holds the number, each masked."""
 
     def __init__(self, memory: np.ndarray, table: np.ndarray, shape: GroupGeometry) -> None:
-        self.memory = memory  # uint32 [page, element]
-        self.table = table  # [block, page_in_block]
+        """memory uint32 [page, element]; table int32 [block, page_in_block]."""
+        units, units_per_page = np.arange(shape.units_per_block), memory.shape[1] // UNIT_ELEMENTS
+        pages = table[:, units // units_per_page]
+        slots = (units % units_per_page * UNIT_ELEMENTS)[:, None] + np.arange(HEAD_DIM)
+        blocks = pages[:, None, :, None] * memory.shape[1] + slots + (np.arange(BLOCK_TOKENS) * HEAD_DIM)[:, None, None]
+        self.places = np.where(pages[:, None, :, None] < 0, -1, blocks).reshape(-1, len(units), HEAD_DIM)
+        self.masks = (np.arange(len(units) * HEAD_DIM, dtype=np.uint32) * 2654435761).reshape(-1, HEAD_DIM)
+        self.memory = memory.reshape(-1)
         self.window = shape.window
-        self.units = np.arange(shape.units_per_block)
-        self.units_per_page = memory.shape[1] // UNIT_ELEMENTS
-        self.masks = (np.arange(shape.units_per_block * HEAD_DIM, dtype=np.uint32) * 2654435761).reshape(-1, HEAD_DIM)
 
     def write(self, position: int, value: int) -> None:
-        self.memory[self._places(np.array([position]))] = value ^ self.masks
+        assert self.places[position].min() >= 0, "a position that is written has no page"
+        self.memory[self.places[position]] = value ^ self.masks
 
-    def read(self, position: int, itself: bool = False) -> int:
-        seen = visible(self.window, position, itself)
-        found = self.memory[self._places(np.arange(seen.start, seen.stop))] ^ self.masks  # [position, unit, element]
+    def read(self, position: int) -> int:
+        first = first_seen(self.window, position)
+        if first == position:
+            return 0
+        places = self.places[first:position]
+        assert places.min() >= 0, "a position that is seen has no page"
+        found = self.memory[places] ^ self.masks  # [position, unit, element]
         values = found[:, 0, 0].astype(np.uint64)
         disagree = (found != found[:, :1, :1]).any(axis=(1, 2))
         values[disagree] = 2**40 + found[disagree].sum(axis=(1, 2), dtype=np.uint64)
-        return summary(values, seen)
-
-    def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        pages = self.table[positions // BLOCK_TOKENS][:, self.units // self.units_per_page]
-        assert (pages >= 0).all(), "a position that is seen has no page"
-        slots = self.units % self.units_per_page * UNIT_ELEMENTS + (positions % BLOCK_TOKENS * HEAD_DIM)[:, None]
-        return np.broadcast_arrays(pages[..., None], slots[..., None] + np.arange(HEAD_DIM))
+        return summary(values, first)
 
 
-def visible(window: int | None, position: int, itself: bool) -> range:
-    return range(0 if window is None else max(0, position - window + 1), position + itself)
+def first_seen(window: int | None, position: int) -> int:
+    return 0 if window is None else max(0, position - window + 1)
 
 
-def summary(values: np.ndarray, seen: range) -> int:
-    with np.errstate(over="ignore"):
-        return int(mix(values, np.arange(seen.start, seen.stop)).sum()) if len(values) else 0
+def summary(values: np.ndarray, first: int) -> int:
+    return int(mix_arrays(values, np.arange(first, first + len(values))).sum()) if len(values) else 0
 
 
 class PoisonedPool(PagePool):

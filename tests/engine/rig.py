@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from engine.config import EngineConfig
 from engine.core import Engine, ModelSpec
@@ -40,7 +42,12 @@ class Answer:
         return self.events[-1].finish_reason if self.events else None
 
     def expected(self) -> list[int]:
-        return self.runner.unpaged(self.prompt_ids, self.params, seed=self.params.seed or 0)
+        return right_answer(self.runner, tuple(self.prompt_ids), self.params)
+
+
+@cache
+def right_answer(runner: FakeRunner, prompt_ids: tuple[int, ...], params: SamplingParams) -> list[int]:
+    return runner.unpaged(list(prompt_ids), params, seed=params.seed)
 
 
 class Rig:
@@ -57,6 +64,9 @@ class Rig:
 
     def put(self, name: str, source: str | None = None, system_prompt: str = "", wait: bool = True, **spec) -> None:
         self.engine.put_model(ModelSpec(name, source or name, system_prompt, **spec))
+        for thread in threading.enumerate():
+            if thread.name.startswith("load "):
+                thread.join()
         if wait:
             self.until(lambda: self.status(name) != "loading")
 

@@ -1,0 +1,108 @@
+"""Whatever happens to an engine, in whatever order: the books add up after each step and every answer is right."""
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TWO_WINDOWS, FakeRunner
+from tests.engine.rig import Rig
+
+MODELS = {"one": "a", "two": "a", "three": "b"}  # the first two share a checkpoint
+TEXTS = [np.random.default_rng(seed).integers(10, 300, 120).tolist() for seed in range(3)]
+LENGTHS = st.one_of(st.integers(1, 15), st.integers(1, 64), st.sampled_from([16, 32, 48, 64, 17, 33]))
+PROMPTS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), LENGTHS)
+ANSWERS = st.one_of(st.integers(1, 6), st.integers(30, 70))
+SYSTEM_PROMPTS = ("", "short", "a system prompt of some blocks, " * 2, "a system prompt of some other blocks, " * 2)
+
+
+class EngineUnderFire(RuleBasedStateMachine):
+    @initialize(
+        a=st.sampled_from([FULL, HYBRID, SLIDING]),
+        b=st.sampled_from([HYBRID, TWO_WINDOWS]),
+        pages=st.sampled_from([32, 40, 100]),
+        budget=st.sampled_from([16, 40, 512]),
+        sequences=st.sampled_from([2, 5, 64]),
+        sharing=st.booleans(),
+        seed=st.integers(0, 5),
+    )
+    def start(self, a, b, pages, budget, sequences, sharing, seed):
+        self.rig = Rig(
+            {"a": FakeRunner(a, "a"), "b": FakeRunner(b, "b")},
+            pages,
+            seed,
+            max_batch_tokens=budget,
+            prefill_tokens_beside_decodes=max(16, budget // 2),
+            max_sequences=sequences,
+            enable_prefix_cache=sharing,
+        )
+        self.answers = []
+        for name in MODELS:
+            self.rig.put(name, MODELS[name])
+
+    def names(self):
+        return [status.name for status in self.rig.engine.models() if status.status == "ready"]
+
+    @precondition(lambda self: self.names())
+    @rule(
+        data=st.data(), asked=st.lists(st.tuples(PROMPTS, ANSWERS, st.sampled_from([0, 1.0])), min_size=1, max_size=8)
+    )
+    def ask(self, data, asked):
+        name = data.draw(st.sampled_from(self.names()))
+        space = self.rig.engine._models[name].checkpoint.space
+        for prompt, max_tokens, temperature in asked:
+            if self.rig.memory.refusal(space, len(prompt) + max_tokens) is None:
+                self.answers.append(self.rig.ask(name, prompt, max_tokens, temperature))
+
+    @rule(steps=st.integers(1, 20))
+    def step(self, steps):
+        for _ in range(steps):
+            self.rig.engine.step()
+
+    @rule()
+    def run_on(self):
+        for _ in range(60):
+            self.rig.engine.step()
+
+    @precondition(lambda self: self.answers)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.rig.engine.abort(data.draw(st.sampled_from(self.answers)).id)
+
+    @rule(
+        name=st.sampled_from(list(MODELS)),
+        system_prompt=st.sampled_from((None, *SYSTEM_PROMPTS)),
+        indeed=st.integers(0, 3),
+    )
+    def load_or_unload(self, name, system_prompt, indeed):
+        if indeed < 3:  # seldom enough that most requests come to their end
+            self.rig.engine.step()
+        elif system_prompt is not None:
+            self.rig.put(name, MODELS[name], system_prompt, wait=False)
+        elif name in [status.name for status in self.rig.engine.models()]:
+            self.rig.engine.delete_model(name)
+
+    @invariant()
+    def books_add_up(self):
+        if hasattr(self, "rig"):
+            self.rig.memory.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "rig"):
+            return
+        self.rig.drain()
+        for answer in self.answers:
+            expected = answer.expected()
+            assert answer.reason is not None, "a request was forgotten"
+            if answer.reason == "error":
+                assert "was removed" in answer.last.error or "beside the pinned" in answer.last.error
+            if answer.reason == "length":
+                assert answer.token_ids == expected
+            else:
+                assert answer.token_ids == expected[: len(answer.token_ids)]
+
+
+EngineUnderFire.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineUnderFire = EngineUnderFire.TestCase
