@@ -200,11 +200,16 @@ def advance_battle(session: Session, battle_id: str, states: Sequence[str], to: 
 
 
 def make_votable(session: Session, battle_id: str, now: datetime) -> bool:
-    """Streaming -> votable, if both sides of every turn are answered; whether it did."""
+    """Streaming -> votable, if both sides of every turn show an answer, whole or stopped; whether it did."""
     current = current_answers(session, battle_id)
     turns = {number for number, _ in current}
-    complete = all((answer := current.get((n, side))) and answer.state == "done" for n in turns for side in SIDES)
+    complete = all((answer := current.get((n, side))) and has_text(answer) for n in turns for side in SIDES)
     return bool(turns) and complete and advance_battle(session, battle_id, ("streaming",), "votable", now)
+
+
+def has_text(answer: Answer) -> bool:
+    """Whether there is an answer to vote on, ended by the model or by the visitor."""
+    return answer.state in ("done", "stopped") and bool(answer.text.strip())
 
 
 def turns_of(session: Session, battle_id: str) -> list[Turn]:
