@@ -1,0 +1,1 @@
+"""The website: visitors, battles, votes, leaderboard. Talks to engines over HTTP; never imports torch or `engine`."""

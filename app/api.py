@@ -1,0 +1,248 @@
+"""The website over HTTP: what a browser, a script and the admin may ask. Shapes in, shapes out; the rules are below.
+
+Errors are {"error": {"code", "message"}} with the status of their `ArenaError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from app import admin as admin_session
+from app import visitors as visitor_cookie
+from app.battles import Begun
+from app.errors import BadInput, PromptTooLong
+from app.leaderboard import board
+from app.security import client_address, is_https
+from app.services import Services
+from app.streams import peer_silence_seconds
+from app.visitors import VisitorView
+
+router = APIRouter(prefix="/api")
+admin_router = APIRouter(prefix="/api/admin", tags=["admin"])
+
+SERVER_SENT_EVENTS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def services_of(request: Request) -> Services:
+    return request.app.state.services
+
+
+async def accepted_visitor(request: Request) -> VisitorView:
+    return await services_of(request).visitors.accepted(request)
+
+
+async def known_visitor(request: Request) -> VisitorView | None:
+    return await services_of(request).visitors.of(request)
+
+
+App = Annotated[Services, Depends(services_of)]
+Visitor = Annotated[VisitorView, Depends(accepted_visitor)]
+Somebody = Annotated[VisitorView | None, Depends(known_visitor)]
+
+
+class Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Prompt(Schema):
+    prompt: str
+
+
+class PromptToCount(Prompt):
+    battle: str | None = None
+
+
+class VoteCast(Schema):
+    kind: str
+
+
+class BegunTurn(Schema):
+    battle: str
+    turn: int
+    state: str
+
+    @classmethod
+    def of(cls, begun: Begun) -> BegunTurn:
+        return cls(battle=begun.battle, turn=begun.turn, state=begun.state)
+
+
+# The notice
+
+
+@router.get("/notice")
+async def notice(visitor: Somebody) -> dict[str, bool]:
+    return {"accepted": visitor is not None and visitor.accepted}
+
+
+@router.post("/notice")
+async def accept_notice(request: Request, response: Response, app: App) -> dict[str, bool]:
+    visitor = await app.visitors.accept_notice(request)
+    visitor_cookie.set_cookie(response, visitor, secure=_secure(request, app))
+    return {"accepted": True}
+
+
+def _secure(request: Request, app: Services) -> bool:
+    return app.config.secure_cookies or is_https(request, app.config.proxy_networks)
+
+
+# Battles
+
+
+@router.post("/battles", status_code=201)
+async def start_battle(body: Prompt, request: Request, visitor: Visitor, app: App) -> BegunTurn:
+    address = client_address(request, app.config.proxy_networks)
+    return BegunTurn.of(await app.battles.start(visitor.id, app.secret.address_hash(address), body.prompt))
+
+
+@router.get("/battles/current")
+async def current_battle(visitor: Somebody, app: App) -> Response:
+    battle = await app.battles.current(visitor.id) if visitor else None
+    if battle is None:
+        return Response(status_code=204)
+    return JSONResponse({"battle": battle.id, "state": battle.state})
+
+
+@router.get("/battles/{battle_id}")
+async def battle_snapshot(battle_id: str, visitor: Visitor, app: App) -> dict[str, Any]:
+    return await app.battles.snapshot(visitor.id, battle_id)
+
+
+@router.post("/battles/{battle_id}/turns", status_code=201)
+async def next_turn(battle_id: str, body: Prompt, visitor: Visitor, app: App) -> BegunTurn:
+    return BegunTurn.of(await app.battles.next_turn(visitor.id, battle_id, body.prompt))
+
+
+@router.post("/battles/{battle_id}/regenerate", status_code=202)
+async def regenerate(battle_id: str, visitor: Visitor, app: App) -> BegunTurn:
+    return BegunTurn.of(await app.battles.regenerate(visitor.id, battle_id))
+
+
+@router.post("/battles/{battle_id}/sides/{side}/retry", status_code=202)
+async def retry_side(battle_id: str, side: str, visitor: Visitor, app: App) -> BegunTurn:
+    return BegunTurn.of(await app.battles.retry(visitor.id, battle_id, side))
+
+
+@router.post("/battles/{battle_id}/stop", status_code=202)
+async def stop(battle_id: str, visitor: Visitor, app: App) -> dict[str, str]:
+    await app.battles.stop(visitor.id, battle_id)
+    return {"battle": battle_id}
+
+
+@router.post("/battles/{battle_id}/vote")
+async def vote(battle_id: str, body: VoteCast, visitor: Visitor, app: App) -> dict[str, Any]:
+    models = await app.battles.vote(visitor.id, battle_id, body.kind)
+    return {"battle": battle_id, "kind": body.kind, "models": models}
+
+
+@router.get("/battles/{battle_id}/events")
+async def events(battle_id: str, request: Request, visitor: Visitor, app: App, after: int = 0) -> Response:
+    """Server-sent events of the last turn: `block`, `side`, `state`. 204 where none will follow."""
+    seen = request.headers.get("last-event-id", "")
+    after = int(seen) if seen.isdecimal() and len(seen) < 16 else after
+    silence_seconds: Callable[[], float] = partial(peer_silence_seconds, request.scope["state"].get("socket"))
+    stream = await app.battles.events(visitor.id, battle_id, after, silence_seconds)
+    if stream is None:
+        return Response(status_code=204)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=SERVER_SENT_EVENTS)
+
+
+@router.post("/count")
+async def count(body: PromptToCount, request: Request, visitor: Somebody, app: App) -> dict[str, Any]:
+    """How long a prompt is and how long it may be, before it is sent."""
+    if body.battle is not None:
+        visitor = await app.visitors.accepted(request)
+    found = await app.battles.count(visitor.id if visitor else None, body.battle, body.prompt)
+    message = None if found.fits else PromptTooLong(found.tokens, found.limit, about=found.about).message
+    return {"tokens": found.tokens, "limit": found.limit, "ok": found.fits, "message": message}
+
+
+@router.get("/status")
+async def status(app: App) -> dict[str, Any]:
+    ready, message = app.battles.readiness()
+    return {"ready_models": ready, "enough": message is None, "message": message}
+
+
+@router.get("/leaderboard")
+def leaderboard(app: App, method: str = "bt", ci: str | None = None) -> dict[str, Any]:
+    """The board of all votes so far: what the page and `arena leaderboard --json` show."""
+    try:
+        return board(app.database, method=method, ci=ci).as_dict()
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+# Admin
+
+
+def signed_in(request: Request, app: App) -> None:
+    app.admin.require(request)
+
+
+SignedIn = [Depends(signed_in)]
+
+
+class Password(Schema):
+    password: str = Field(max_length=1024)
+
+
+class NewModel(Schema):
+    name: str
+    source: str
+    system_prompt: str = ""
+    sampling: dict[str, Any] = {}
+    chat_template: str | None = None
+    context_length: int | None = None
+    endpoint_key_env: str | None = None
+
+
+class ModelChanges(Schema):
+    source: str | None = None
+    system_prompt: str | None = None
+    sampling: dict[str, Any] | None = None
+    chat_template: str | None = None
+    context_length: int | None = None
+    endpoint_key_env: str | None = None
+    enabled: bool | None = None
+
+
+@admin_router.post("/login", status_code=204)
+def login(body: Password, request: Request, response: Response, app: App) -> None:
+    value = app.admin.sign_in(request, body.password)
+    admin_session.set_cookie(response, value, secure=_secure(request, app))
+
+
+@admin_router.post("/logout", status_code=204)
+def logout(response: Response) -> None:
+    admin_session.clear_cookie(response)
+
+
+@admin_router.get("/models", dependencies=SignedIn)
+async def list_models(app: App) -> dict[str, Any]:
+    return {"models": [asdict(model) for model in await app.registry.models()]}
+
+
+@admin_router.post("/models", status_code=201, dependencies=SignedIn)
+async def add_model(body: NewModel, app: App) -> dict[str, Any]:
+    return asdict(await app.registry.add(**body.model_dump()))
+
+
+@admin_router.get("/models/{name}", dependencies=SignedIn)
+async def one_model(name: str, app: App) -> dict[str, Any]:
+    return asdict(await app.registry.model(name))
+
+
+@admin_router.patch("/models/{name}", dependencies=SignedIn)
+async def change_model(name: str, body: ModelChanges, app: App) -> dict[str, Any]:
+    return asdict(await app.registry.change(name, **body.model_dump(exclude_unset=True)))
+
+
+@admin_router.delete("/models/{name}", dependencies=SignedIn)
+async def retire_model(name: str, app: App) -> dict[str, Any]:
+    return asdict(await app.registry.retire(name))

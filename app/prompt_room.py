@@ -1,0 +1,109 @@
+"""How long a prompt may be: counted by the engine, for the model with the least room, and told before it is sent.
+
+The numbers are the worst over all models that are ready, so that they do not tell which two a battle has drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.engine_client import EngineClient, EngineError, EngineRefused, TokenCount
+from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
+from app.registry import ReadyModel
+
+LONGEST_TOKEN_CHARACTERS = 16  # of ordinary text; longer prompts are counted by a part of themselves first
+REMOTE_CHARACTERS_PER_TOKEN = 2.5  # a cautious guess for tokenizers that we cannot ask
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Count:
+    """`tokens` of the message and all that goes before it; `limit` leaves room for the answer."""
+
+    tokens: int
+    limit: int
+    about: bool = False  # estimated from the first part of a very long prompt
+
+    @property
+    def fits(self) -> bool:
+        return self.tokens <= self.limit
+
+
+def answer_room(context_length: int, answer_tokens: int) -> int:
+    """Tokens kept free for the answer: a quarter of a small context at most."""
+    return max(1, min(answer_tokens, context_length // 4))
+
+
+def checked_prompt(prompt: str) -> str:
+    """Raises BlankPrompt, or BadInput for text that is no Unicode."""
+    if not any(character.isprintable() and not character.isspace() for character in prompt):
+        raise BlankPrompt("Please type a question first.")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadInput("This text holds half a character, which cannot be stored.") from None
+    return prompt.replace("\0", "\N{SYMBOL FOR NULL}")
+
+
+class PromptRoom:
+    def __init__(self, engine: EngineClient, answer_tokens: int):
+        self._engine = engine
+        self._answer_tokens = answer_tokens
+
+    async def check(self, models: Sequence[ReadyModel], histories: Sequence[Sequence[Message]], prompt: str) -> None:
+        """Raises PromptTooLong, or NotReady where nothing can count now."""
+        count = await self.count(models, histories, prompt)
+        if not count.fits:
+            raise PromptTooLong(count.tokens, count.limit, about=count.about)
+
+    async def count(self, models: Sequence[ReadyModel], histories: Sequence[Sequence[Message]], prompt: str) -> Count:
+        """The worst over models and histories (the conversation so far, one a side)."""
+        asked = [
+            self._count_one(model, [*history, {"role": "user", "content": prompt}])
+            for model in one_of_each_tokenizer(models)
+            for history in (histories or [[]])
+        ]
+        counts = await asyncio.gather(*asked)
+        return min(counts, key=lambda count: count.limit - count.tokens)
+
+    async def _count_one(self, model: ReadyModel, messages: list[Message]) -> Count:
+        prompt = messages[-1]["content"]
+        if model.is_remote:
+            return self._guess(model, messages)
+        limit = self._limit(model.context_length)
+        part = limit * LONGEST_TOKEN_CHARACTERS
+        if len(prompt) > part:
+            shorter = [*messages[:-1], {"role": "user", "content": prompt[:part]}]
+            count = await self._ask(model, shorter)
+            if count.tokens > limit:
+                return Count(count.tokens * len(prompt) // part, limit, about=True)
+        return Count((await self._ask(model, messages)).tokens, limit)
+
+    async def _ask(self, model: ReadyModel, messages: list[Message]) -> TokenCount:
+        try:
+            return await self._engine.count_tokens(model.name, messages)
+        except EngineRefused as error:
+            raise BadInput("This text cannot be read by the models.") from error
+        except EngineError as error:
+            raise NotReady("The models are starting again; please try once more in a few seconds.") from error
+
+    def _guess(self, model: ReadyModel, messages: list[Message]) -> Count:
+        characters = len(model.system_prompt) + sum(len(message["content"]) for message in messages)
+        limit = self._limit(model.context_length) if model.context_length else 1_000_000
+        return Count(int(characters / REMOTE_CHARACTERS_PER_TOKEN), limit, about=True)
+
+    def _limit(self, context_length: int) -> int:
+        return context_length - answer_room(context_length, self._answer_tokens)
+
+
+def one_of_each_tokenizer(models: Sequence[ReadyModel]) -> list[ReadyModel]:
+    """Of the models that share a checkpoint and a context, the one whose system prompt takes the most room."""
+    chosen: dict[tuple, ReadyModel] = {}
+    for model in models:
+        key = (model.source, model.context_length)
+        if key not in chosen or model.system_prompt_tokens > chosen[key].system_prompt_tokens:
+            chosen[key] = model
+    return list(chosen.values())

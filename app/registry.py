@@ -1,0 +1,415 @@
+"""The models of the arena: what the table wants, what the engines have, and bringing the second to the first.
+
+A model is wanted while its row is enabled. `sync` compares and PUTs or DELETEs: at start, after each edit and every
+few seconds, so an engine that restarted heals. Knows one engine of ours and any number of remote endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tomllib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.config import AppConfig, endpoint_key
+from app.engine_client import Delta, EngineClient, EngineError, EngineModel, EngineRefused, ModelSpec
+from app.errors import BadInput, NameTaken, NotFound
+from app.model_rules import FIELDS, REMOTE, check_path, checked, checked_name, is_remote
+from db import errors as db_errors
+from db import queries
+from db.connect import Database
+from db.tables import Model
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MODELS = Path(__file__).parent / "default_models.toml"
+PROBE_SECONDS = 30.0  # between two looks at a remote endpoint
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A row and how it stands. `status`: waiting (for its engine), loading, ready, failed, disabled or retired."""
+
+    name: str
+    source: str
+    system_prompt: str
+    sampling: Mapping[str, Any]
+    chat_template: str | None
+    context_length: int | None
+    endpoint_key_env: str | None
+    enabled: bool
+    retired: bool
+    status: str
+    reason: str | None = None
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    architecture: str | None = None
+    chat_format: str | None = None
+    system_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """One that can answer now. `context_length` is None where a remote endpoint does not tell it."""
+
+    id: int
+    name: str
+    source: str
+    system_prompt: str
+    sampling: Mapping[str, Any] = field(hash=False)
+    context_length: int | None
+    system_prompt_tokens: int
+    endpoint_key_env: str | None
+
+    @property
+    def is_remote(self) -> bool:
+        return self.source.startswith(REMOTE + ":")
+
+
+@dataclass
+class Remote:
+    """An endpoint of somebody else's, and what the last look at it showed."""
+
+    client: EngineClient
+    model: str
+    key_env: str | None
+    status: EngineModel
+    looked_at: float = float("-inf")
+
+
+class Registry:
+    def __init__(
+        self,
+        config: AppConfig,
+        database: Database,
+        engine: EngineClient,
+        *,
+        is_in_use: Callable[[int], bool] = lambda model_id: False,
+        clock: Callable[[], float],
+    ):
+        """`is_in_use(model id)`: whether a turn streams from it now; its engine keeps it until that has ended."""
+        self._config = config
+        self._database = database
+        self._engine = engine
+        self.is_in_use = is_in_use
+        self._clock = clock
+        self._rows: list[Model] = []
+        self._asked: dict[str, ModelSpec] = {}  # what the engine was last asked to serve, by name
+        self._refused: dict[str, str] = {}  # models that the engine would not take, and why
+        self._local: dict[str, EngineModel] = {}
+        self._engine_says = "the engine is starting"
+        self._remotes: dict[tuple[str, str | None], Remote] = {}
+        self._lock = asyncio.Lock()
+
+    # Reading
+
+    async def models(self, *, retired: bool = True) -> list[ModelView]:
+        """By name, with their live status."""
+        rows = await self._database.run(queries.models, retired=retired, read_only=True)
+        return [self._view(row) for row in rows]
+
+    async def model(self, name: str) -> ModelView:
+        return self._view(await self._database.run(find_model, name, read_only=True))
+
+    def ready(self) -> list[ReadyModel]:
+        """Enabled and able to answer, as of the last comparison."""
+        return [
+            ReadyModel(
+                id=row.id,
+                name=row.name,
+                source=row.source,
+                system_prompt=row.system_prompt,
+                sampling=row.sampling,
+                context_length=row.context_length or status.context_length,
+                system_prompt_tokens=status.system_prompt_tokens,
+                endpoint_key_env=row.endpoint_key_env,
+            )
+            for row in self._rows
+            if row.enabled and (status := self._status(row)).status == "ready"
+        ]
+
+    def settled(self) -> bool:
+        """Whether the engines have been asked and every enabled model is ready or has failed."""
+        return bool(self._rows) and all(
+            self._status(row).status in ("ready", "failed") for row in self._rows if row.enabled
+        )
+
+    def loading(self) -> list[ModelView]:
+        return [self._view(row) for row in self._rows if row.enabled and self._status(row).status == "loading"]
+
+    def _view(self, row: Model) -> ModelView:
+        status = self._status(row)
+        return ModelView(
+            **{name: getattr(row, name) for name in ("name", "enabled", *FIELDS)},
+            retired=row.retired_at is not None,
+            **{
+                name: getattr(status, name)
+                for name in (
+                    "status", "reason", "done", "total", "unit", "architecture", "chat_format", "system_prompt_tokens"
+                )
+            },
+        )  # fmt: skip
+
+    def _status(self, row: Model) -> EngineModel:
+        if row.retired_at is not None:
+            return EngineModel(row.name, "retired")
+        if not row.enabled:
+            return EngineModel(row.name, "disabled")
+        if is_remote(row.source):
+            remote = self._remotes.get((row.source, row.endpoint_key_env))
+            return remote.status if remote else EngineModel(row.name, "waiting")
+        if row.name in self._refused:
+            return EngineModel(row.name, "failed", self._refused[row.name])
+        return self._local.get(row.name) or EngineModel(row.name, "waiting", self._engine_says)
+
+    # Changing
+
+    async def add(
+        self,
+        *,
+        name: str,
+        source: str,
+        system_prompt: str = "",
+        sampling: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        context_length: int | None = None,
+        endpoint_key_env: str | None = None,
+    ) -> ModelView:
+        """Raises BadInput or NameTaken, saying which and why; a source that fails later shows in the status."""
+        values = {
+            "source": source,
+            "system_prompt": system_prompt,
+            "sampling": sampling or {},
+            "chat_template": chat_template or None,
+            "context_length": context_length,
+            "endpoint_key_env": endpoint_key_env or None,
+        }
+        self._check_path(source)
+        name = (await self._database.run(insert_model, name, **values)).name
+        await self._settle(name)
+        return await self.model(name)
+
+    async def change(self, name: str, **changes: Any) -> ModelView:
+        """Sets some of FIELDS, or `enabled`; enabling one that failed tries it again."""
+        if "source" in changes:
+            self._check_path(changes["source"])
+        before = await self._database.run(find_model, name, read_only=True)
+        await self._database.run(update_model, name, **changes)
+        if changes.get("enabled") and self._status(before).status == "failed":
+            await self._forget(before)
+        await self._settle(name)
+        return await self.model(name)
+
+    async def retire(self, name: str) -> ModelView:
+        """Ends its part in battles for good; its votes and its name stay."""
+        await self._database.run(retire_model, name)
+        await self.sync()
+        return await self.model(name)
+
+    def _check_path(self, source: str) -> None:
+        """What our own engine will not find is refused at once; another machine's disk is its engine's business."""
+        if not self._config.engine_url:
+            check_path(source)
+
+    async def _forget(self, row: Model) -> None:
+        """Makes the engine take a model anew that it failed to load."""
+        self._asked.pop(row.name, None)
+        self._refused.pop(row.name, None)
+        self._remotes.pop((row.source, row.endpoint_key_env), None)
+        if not is_remote(row.source):
+            with contextlib.suppress(EngineError):
+                await self._engine.delete_model(row.name)
+
+    async def _settle(self, name: str) -> None:
+        """Gives a model a moment to fail or to be ready, so that who asked for it hears so in the answer."""
+        for _ in range(10):
+            await self.sync()
+            row = next((row for row in self._rows if row.name == name), None)
+            if row is None or self._status(row).status not in ("loading", "waiting") or self._refused.get(name):
+                return
+            await asyncio.sleep(0.1)
+
+    # Comparing
+
+    async def observe(self) -> None:
+        """Takes note of how the models stand without changing anything: for the command line."""
+        self._rows = await self._database.run(queries.models, retired=True, read_only=True)
+        try:
+            self._local = await self._engine.models()
+        except EngineError:
+            self._engine_says = "no running arena was found"
+
+    async def keep_in_sync(self) -> None:
+        """For ever; an engine or a database that is away now is asked again later."""
+        while True:
+            try:
+                await self.sync()
+            except db_errors.DatabaseUnavailable as error:
+                log.warning("models not compared", extra={"reason": str(error)})
+            except Exception:
+                log.exception("models not compared")
+            await asyncio.sleep(self._config.sync_seconds)
+
+    async def sync(self) -> None:
+        """Makes what the engines serve what the table wants, and takes note of how far they are."""
+        async with self._lock:
+            self._rows = await self._database.run(queries.models, retired=True, read_only=True)
+            wanted = {row.name: row for row in self._rows if row.enabled and not is_remote(row.source)}
+            await asyncio.gather(self._sync_local(wanted), self._sync_remotes())
+
+    async def _sync_local(self, wanted: Mapping[str, Model]) -> None:
+        try:
+            serving = await self._engine.models()
+            if await self._change_local(wanted, serving):
+                serving = await self._engine.models()
+        except EngineError as error:
+            if self._local:
+                log.warning("engine does not answer", extra={"reason": str(error)})
+            self._local, self._asked, self._engine_says = {}, {}, f"the engine does not serve yet: {error}"
+            return
+        self._local = {name: status for name, status in serving.items() if name in wanted}
+
+    async def _change_local(self, wanted: Mapping[str, Model], serving: Mapping[str, EngineModel]) -> bool:
+        changed = False
+        for name in serving.keys() - wanted.keys():
+            if not any(row.name == name and self.is_in_use(row.id) for row in self._rows):
+                await self._engine.delete_model(name)
+                self._asked.pop(name, None)
+                changed = True
+        for name in self._refused.keys() - wanted.keys():
+            del self._refused[name]
+        for name, row in wanted.items():
+            spec = spec_of(row)
+            if self._asked.get(name) == spec and (name in serving or name in self._refused):
+                continue
+            if name in serving and name in self._asked and self.is_in_use(row.id):
+                continue  # the old one answers to its end
+            self._refused.pop(name, None)
+            try:
+                await self._engine.put_model(name, spec)
+                changed = True
+            except EngineRefused as error:
+                self._refused[name] = error.message
+            self._asked[name] = spec
+        return changed
+
+    async def _sync_remotes(self) -> None:
+        wanted = {(row.source, row.endpoint_key_env) for row in self._rows if row.enabled and is_remote(row.source)}
+        in_use = {(row.source, row.endpoint_key_env) for row in self._rows if self.is_in_use(row.id)}
+        for gone in self._remotes.keys() - wanted - in_use:
+            await self._remotes.pop(gone).client.close()
+        for source, key_env in wanted - self._remotes.keys():
+            self._remotes[source, key_env] = new_remote(source, key_env)
+        now = self._clock()
+        due = [remote for remote in self._remotes.values() if now - remote.looked_at > PROBE_SECONDS]
+        await asyncio.gather(*(self._look_at(remote, now) for remote in due))
+
+    async def _look_at(self, remote: Remote, now: float) -> None:
+        remote.looked_at = now
+        if remote.key_env and endpoint_key(remote.key_env) is None:
+            remote.status = EngineModel(remote.model, "failed", f"the environment variable {remote.key_env} is not set")
+            return
+        try:
+            listed = await remote.client.listed_models(self._config.remote_timeout_seconds)
+        except EngineError as error:
+            remote.status = EngineModel(remote.model, "failed", f"the endpoint does not answer as it should: {error}")
+            return
+        if remote.model in listed:
+            remote.status = EngineModel(remote.model, "ready")
+        else:
+            others = ", ".join(sorted(listed)[:10]) or "none"
+            remote.status = EngineModel(
+                remote.model, "failed", f"the endpoint lists no model {remote.model!r}; it lists {others}"
+            )
+
+    # Answering
+
+    def answer(
+        self, model: ReadyModel, messages: Sequence[Mapping[str, str]], *, max_tokens: int, silence_seconds: float
+    ) -> AsyncGenerator[Delta, None]:
+        """One answer, streamed. A remote model's system prompt and sampling defaults travel with the request."""
+        if not model.is_remote:
+            return self._engine.stream_chat(
+                model.name, messages, sampling={"max_tokens": max_tokens}, silence_seconds=silence_seconds
+            )
+        remote = self._remotes[model.source, model.endpoint_key_env]
+        system = [{"role": "system", "content": model.system_prompt}] if model.system_prompt else []
+        return remote.client.stream_chat(
+            remote.model,
+            [*system, *messages],
+            sampling={**model.sampling, "max_tokens": max_tokens},
+            silence_seconds=silence_seconds,
+        )
+
+    async def close(self) -> None:
+        for remote in self._remotes.values():
+            await remote.client.close()
+
+
+def new_remote(source: str, key_env: str | None) -> Remote:
+    url, _, model = source.removeprefix(REMOTE + ":").partition("#")
+    client = EngineClient(url, api_key=endpoint_key(key_env) if key_env else None, prefix="")
+    return Remote(client, model, key_env, EngineModel(model, "waiting", "the endpoint has not been asked yet"))
+
+
+def spec_of(row: Model) -> ModelSpec:
+    return ModelSpec(row.source, row.system_prompt, row.sampling, row.chat_template, row.context_length)
+
+
+# The table of models, for this process and for the command line
+
+
+def insert_model(session: Session, name: str, **values: Any) -> Model:
+    """Raises BadInput or NameTaken, saying which and why."""
+    with _spoken():
+        return queries.add_model(session, name=checked_name(name), now=datetime.now(UTC), **checked(**values))
+
+
+def update_model(session: Session, name: str, **changes: Any) -> Model:
+    """Sets some of FIELDS, or `enabled`. Raises BadInput or NotFound."""
+    unknown = changes.keys() - {*FIELDS, "enabled"}
+    if unknown:
+        raise BadInput(f"a model has no {', '.join(sorted(unknown))} that could be changed")
+    if not isinstance(changes.get("enabled", True), bool):
+        raise BadInput("enabled must be true or false")
+    row = find_model(session, name)
+    values = checked(**{each: changes.get(each, getattr(row, each)) for each in FIELDS})
+    with _spoken():
+        return queries.change_model(session, name, **{key: values.get(key, changes[key]) for key in changes})
+
+
+def retire_model(session: Session, name: str) -> Model:
+    with _spoken():
+        return queries.retire_model(session, name, datetime.now(UTC))
+
+
+def find_model(session: Session, name: str) -> Model:
+    with _spoken():
+        return queries.model_named(session, name)
+
+
+def seed_default_models(database: Database, file: Path = DEFAULT_MODELS) -> None:
+    """Fills an arena that never had a model with those we ship."""
+    with database.session() as session:
+        if not queries.models(session, retired=True):
+            for entry in tomllib.loads(file.read_text(encoding="utf-8"))["models"]:
+                insert_model(session, **entry)
+
+
+@contextlib.contextmanager
+def _spoken():
+    """The database's refusals as sentences for the admin."""
+    try:
+        yield
+    except db_errors.NameTaken as error:
+        raise NameTaken(f"{error}; choose another name") from error
+    except db_errors.NotFound as error:
+        raise NotFound(str(error)) from error

@@ -1,0 +1,110 @@
+"""Everything the website is made of, put together once and passed down. Starts and ends in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from app.admin import Admin
+from app.battles import Battles
+from app.config import AppConfig, engine_environment
+from app.engine_client import EngineClient
+from app.engine_process import EngineProcess
+from app.prompt_room import PromptRoom
+from app.registry import Registry, seed_default_models
+from app.security import Secret
+from app.visitors import Visitors
+from db.connect import Database
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Services:
+    config: AppConfig
+    database: Database
+    secret: Secret
+    process: EngineProcess | None  # None where the engine is somebody else's
+    engine: EngineClient
+    registry: Registry
+    battles: Battles
+    visitors: Visitors
+    admin: Admin
+    _sync: asyncio.Task | None = None
+    _closing: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        """Returns before any model is loaded: the site is up and says so meanwhile."""
+        await asyncio.to_thread(self.database.upgrade_to_head)
+        await asyncio.to_thread(seed_default_models, self.database)
+        interrupted = await self.battles.recover()
+        if interrupted:
+            log.info("turns interrupted by the restart", extra={"battles": interrupted})
+        if self.process:
+            self.process.start()
+        self._sync = asyncio.create_task(self.registry.keep_in_sync(), name="registry")
+
+    async def close(self) -> None:
+        """May be asked for more than once; all wait for the same end."""
+        self._closing = self._closing or asyncio.create_task(self._close(), name="closing")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self.battles.close()
+        if self._sync:
+            self._sync.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sync
+        await self.registry.close()
+        await self.engine.close()
+        if self.process:
+            await self.process.stop()
+        await asyncio.to_thread(self.database.close)
+
+
+def build_services(
+    config: AppConfig,
+    *,
+    config_file: Path | None = None,
+    rng: random.Random | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    announce_password: Callable[[str], None] = lambda password: None,
+) -> Services:
+    """`config_file` is read by the child engine too. `announce_password` hears of one that was made up."""
+    config.data_folder.mkdir(parents=True, exist_ok=True)
+    process = None
+    if not config.engine_url:
+        # Only this process may change what its own engine serves.
+        config = replace(config, engine_admin_key=config.engine_admin_key or secrets.token_urlsafe(24))
+        process = EngineProcess(
+            port=config.engine_port,
+            environment=engine_environment(config, config_file),
+            log_file=None if config.log_to_stderr else config.data_folder / "logs" / "engine.log",
+        )
+    database = Database(config.database)
+    engine = EngineClient(
+        process.url if process else config.engine_url,
+        api_key=config.engine_api_key or None,
+        admin_key=config.engine_admin_key or None,
+    )
+    secret = Secret(config.data_folder)
+    registry = Registry(config, database, engine, clock=clock)
+    room = PromptRoom(engine, config.answer_tokens)
+    return Services(
+        config=config,
+        database=database,
+        secret=secret,
+        process=process,
+        engine=engine,
+        registry=registry,
+        battles=Battles(config, database, registry, room, rng=rng or random.SystemRandom(), clock=clock),
+        visitors=Visitors(database),
+        admin=Admin(config, secret, announce=announce_password),
+    )

@@ -1,0 +1,154 @@
+"""The web application: routes, views, middleware, and which error becomes which answer. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it would call home
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app import api, views
+from app.errors import ArenaError, BodyTooLarge, NotFound, StorageUnavailable
+from app.security import refuse_foreign_origin
+from app.services import Services
+from db import errors as db_errors
+
+log = logging.getLogger(__name__)
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please try again."
+
+
+def create_app(services: Services) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        await services.start()
+        try:
+            yield
+        finally:
+            await services.close()
+
+    app = FastAPI(title="Paged Arena", lifespan=lifespan, redoc_url=None)
+    app.state.services = services
+    app.include_router(api.router)
+    app.include_router(api.admin_router)
+    app.add_exception_handler(ArenaError, answer_arena_error)
+    app.add_exception_handler(db_errors.DatabaseUnavailable, answer_database_unavailable)
+    app.add_exception_handler(db_errors.NotFound, answer_not_found)
+    app.add_exception_handler(RequestValidationError, answer_invalid_request)
+    app.add_exception_handler(Exception, answer_bug)
+    views.mount(app, services, signed_in=lambda request: services.admin.auth_dependency(request) is not None)
+    app.add_middleware(Guard, max_body_bytes=services.config.max_body_bytes)
+    return app
+
+
+# Errors
+
+
+async def answer_arena_error(request: Request, error: ArenaError) -> Response:
+    headers = {"Retry-After": str(round(error.retry_after_seconds))} if error.retry_after_seconds else None
+    return JSONResponse(error.as_dict(), error.status, headers)
+
+
+async def answer_database_unavailable(request: Request, error: db_errors.DatabaseUnavailable) -> Response:
+    log.error("database unavailable", extra={"path": request.url.path, "reason": str(error)})
+    return await answer_arena_error(request, StorageUnavailable(NOT_SAVED, retry_after_seconds=2))
+
+
+async def answer_not_found(request: Request, error: db_errors.NotFound) -> Response:
+    return await answer_arena_error(request, NotFound("There is nothing here by that name."))
+
+
+async def answer_invalid_request(request: Request, error: RequestValidationError) -> Response:
+    """Which field is wrong and why, and nothing of what it held."""
+    wrong = "; ".join(f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors())
+    return JSONResponse({"error": {"code": "bad_input", "message": wrong}}, 422)
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    log.error("bug", exc_info=error, extra={"path": request.url.path})
+    return await answer_arena_error(request, ArenaError("Something went wrong on our side."))
+
+
+# Middleware
+
+
+class Guard:
+    """Before everything else: no change for another site's page, no body beyond the limit; headers on every answer."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int):
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/api/"):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            refuse_foreign_origin(scope["method"], headers)
+            await self._app(scope, self._limited(headers, receive), send_guarded)
+        except (ArenaError, OSError) as error:
+            refusal = error if isinstance(error, ArenaError) else None
+            if refusal is None or began:
+                raise
+            response = await answer_arena_error(Request(scope), refusal)
+            response.headers["Connection"] = "close"  # what is left of the body is not read
+            await response(scope, receive, send_guarded)
+
+    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+        """Raises BodyTooLarge before reading on."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        read = 0
+
+        async def receive_limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return receive_limited
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"This is too large: at most {self._max_body_bytes:,} bytes can be sent.")
+
+
+class KnownSocket(H11Protocol):
+    """Lets a request find its socket in scope["state"], so that a reader that went silent can be told."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "socket": transport.get_extra_info("socket")}

@@ -1,0 +1,182 @@
+"""The website on a real socket, in a thread of the test's process, and a visitor who talks to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.config import AppConfig
+from app.serving import Server, bind
+from app.services import build_services
+from db import queries
+from db.connect import Database
+
+ADMIN_PASSWORD = "a long enough password"
+
+
+class Website:
+    """Serves until the block ends. `models`: (name, source) rows of a new database; without them the shipped ones."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        engine_url: str = "",
+        models: Sequence[tuple[str, str]] | None = (("alpha", "path:/alpha"), ("beta", "path:/beta")),
+        **settings: Any,
+    ):
+        self.folder = folder
+        values = {"data_folder": folder, "engine_url": engine_url, "admin_password": ADMIN_PASSWORD, "port": 0}
+        self.config = AppConfig(**(values | {"sync_seconds": 0.1} | settings))
+        if models is not None:
+            fill(self.config.database, models)
+
+    def __enter__(self) -> Website:
+        self.listening = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.services = build_services(self.config)
+        self._server = Server(self.services, signals=False)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self.listening]}, name="website", daemon=True
+        )
+        self._thread.start()
+        until(lambda: self._server.started, seconds=30)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(15)
+        assert not self._thread.is_alive(), "the website did not end"
+        self.listening.close()
+
+    def ready(self, models: int = 2) -> Website:
+        until(lambda: httpx.get(f"{self.url}/api/status").json()["ready_models"] >= models, seconds=60)
+        return self
+
+    def visitor(self, *, accepts: bool = True, **headers: str) -> Visitor:
+        visitor = Visitor(self.url, headers)
+        if accepts:
+            visitor.post("/api/notice").raise_for_status()
+        return visitor
+
+    def database(self) -> Database:
+        return Database(self.config.database)
+
+
+def fill(url: str, models: Sequence[tuple[str, str]]) -> None:
+    from datetime import UTC, datetime
+
+    database = Database(url)
+    database.upgrade_to_head()
+    with database.session() as session:
+        known = {model.name for model in queries.models(session, retired=True)}
+        for name, source in models:
+            if name not in known:
+                queries.add_model(session, name=name, source=source, now=datetime.now(UTC))
+    database.close()
+
+
+def until(true: Callable[[], Any], *, seconds: float = 10) -> Any:
+    """The first true value of `true()`; fails after that time."""
+    ends = time.monotonic() + seconds
+    while True:
+        if value := true():
+            return value
+        assert time.monotonic() < ends, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Event:
+    id: int
+    name: str
+    data: dict
+    at: float
+
+
+@dataclass
+class Reading:
+    """What one reader of a battle's events was told."""
+
+    events: list[Event] = field(default_factory=list)
+    raw: bytes = b""
+
+    def html(self, side: str) -> str:
+        blocks: dict[int, str] = {}
+        for event in self.events:
+            if event.data.get("side") == side and event.name == "block":
+                blocks[event.data["block"]] = event.data["html"]
+            elif event.data.get("side") == side and event.data["state"] == "streaming":
+                blocks.clear()
+        return "".join(blocks[number] for number in sorted(blocks))
+
+    def side_states(self, side: str) -> list[str]:
+        return [each.data["state"] for each in self.events if each.name == "side" and each.data["side"] == side]
+
+    @property
+    def state(self) -> str:
+        return [event.data["state"] for event in self.events if event.name == "state"][-1]
+
+    @property
+    def last_id(self) -> int:
+        return self.events[-1].id if self.events else 0
+
+
+class Visitor(httpx.Client):
+    def __init__(self, url: str, headers: dict[str, str] | None = None):
+        super().__init__(base_url=url, headers=headers, timeout=30, trust_env=False)
+
+    def ask(self, prompt: str = "Why is the sky blue?") -> str:
+        response = self.post("/api/battles", json={"prompt": prompt})
+        response.raise_for_status()
+        return response.json()["battle"]
+
+    def read(self, battle: str, *, after: int = 0, stop: Callable[[Reading], bool] = lambda reading: False) -> Reading:
+        """Reads until the stream ends, or `stop` is true after an event and the reader hangs up."""
+        reading = Reading()
+        headers = {"Last-Event-ID": str(after)} if after else {}
+        with self.stream("GET", f"/api/battles/{battle}/events", headers=headers, timeout=60) as response:
+            response.raise_for_status()
+            for event in events_of(response, reading):
+                reading.events.append(event)
+                if stop(reading):
+                    break
+        return reading
+
+    def battle(self, prompt: str = "Why is the sky blue?") -> tuple[str, Reading]:
+        battle = self.ask(prompt)
+        return battle, self.read(battle)
+
+    def vote(self, battle: str, kind: str = "a") -> httpx.Response:
+        return self.post(f"/api/battles/{battle}/vote", json={"kind": kind})
+
+    def snapshot(self, battle: str) -> dict:
+        response = self.get(f"/api/battles/{battle}")
+        response.raise_for_status()
+        return response.json()
+
+
+def events_of(response: httpx.Response, reading: Reading) -> Iterator[Event]:
+    rest = b""
+    for chunk in response.iter_raw():
+        reading.raw += chunk
+        *found, rest = (rest + chunk).split(b"\n\n")
+        for each in found:
+            fields = dict(line.split(b": ", 1) for line in each.split(b"\n") if not line.startswith(b":"))
+            if b"data" in fields:
+                data = json.loads(fields[b"data"])
+                yield Event(int(fields[b"id"]), fields[b"event"].decode(), data, time.monotonic())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
