@@ -94,8 +94,12 @@ class EngineProcess:
         defaults = {"kv_memory_bytes": 16 * 1024**2, "dtype": "float32", "backend": "reference", "threads": 1}
         self._settings = {**defaults, "check_integrity": True, "log_level": "warning", **settings}
         self._child = self._start()
-        for model in models:
-            self.put(model)
+        try:
+            for model in models:
+                self.put(model)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, port: int = 0) -> EngineChild:
         arguments = ["--port", str(port)]

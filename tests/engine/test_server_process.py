@@ -1,0 +1,106 @@
+"""The engine as a process: how it starts, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from tests.engine.server_fixture import EngineProcess, TinyModel
+
+SERVE = [sys.executable, "-m", "engine", "serve", "--kv-memory-bytes", "4MiB", "--backend", "reference"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_it_at_once_and_tells_those_who_wait(number):
+    engine = EngineProcess([TinyModel("m")])
+    body = {"model": "m", "prompt": "the", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", engine.url + "/v1/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        os.kill(engine.pid, number)
+        events = [line for line in lines if line]
+    assert engine._child.process.wait(10) == 0
+    assert time.monotonic() - began < 3  # a quarter of a second on an idle machine
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_dead"
+    engine.close()
+
+
+def test_killed_engine_comes_back_on_its_port_without_models():
+    with EngineProcess([TinyModel("m")]) as engine:
+        url = engine.url
+        engine.kill9()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url + "/health")
+        engine.restart()
+        assert engine.url == url
+        assert httpx.get(url + "/models").json() == {"models": []}
+
+
+def test_one_line_of_json_says_where_it_listens():
+    process = subprocess.Popen([*SERVE, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        line = json.loads(process.stdout.readline())
+        assert line["ready"] is True
+        assert httpx.get(line["url"] + "/health").status_code == 200
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=10)
+    assert rest == ""
+
+
+def test_engine_ends_with_the_process_that_started_it():
+    code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen({[*SERVE, '--port', '0', '--exit-with-parent']!r}, stdout=subprocess.PIPE)\n"
+        "print(child.stdout.readline().decode().strip(), flush=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    url = json.loads(parent.stdout.readline())["url"]
+    assert httpx.get(url + "/health").status_code == 200
+    parent.kill()
+    parent.wait()
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        try:
+            httpx.get(url + "/health", timeout=2)
+        except httpx.TransportError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the engine still answers")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "status"),
+    [
+        (["--host", "0.0.0.0"], "no api_key is set", 2),
+        (["--dtype", "int3"], "--dtype must be one of", 2),
+        (["--config", "/nowhere.toml"], "/nowhere.toml", 2),
+        (["--port", "{taken}"], "in use", 1),
+    ],
+)
+def test_it_refuses_to_start_in_one_clear_line(arguments, words, status):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*SERVE, *(argument.replace("{taken}", port) for argument in arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == status
+    assert ended.stdout == ""
+    assert words in ended.stderr
+    assert ended.stderr.startswith("engine: ") and ended.stderr.count("\n") == 1
+
+
+def test_unknown_variable_of_the_environment_is_named():
+    environment = {**os.environ, "ARENA_ENGINE_KV_MEMROY": "1GiB"}
+    ended = subprocess.run(SERVE, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 2
+    assert "unknown setting: ARENA_ENGINE_KV_MEMROY" in ended.stderr
