@@ -115,7 +115,8 @@ def fold_system(messages: Sequence[Message]) -> list[Message]:
 def control_token_pattern(tokenizer: Tokenizer, template: str) -> re.Pattern[str]:
     """Matches where a control token begins: every special token, and every added one that the template writes."""
     added = tokenizer.get_added_tokens_decoder().values()
-    control = {token.content for token in added if token.special or token.content in template}
+    written = {token.content for token in added if token.content in template and not token.content.isspace()}
+    control = written | {token.content for token in added if token.special}
     choices = "|".join(re.escape(token) for token in sorted(control, key=len, reverse=True) if len(token) > 1)
     return re.compile(f"(?=(?:{choices}))(.)" if choices else "(?!)", re.DOTALL)
 

@@ -126,7 +126,8 @@ def tiny_tokenizer(*, adds_bos: bool) -> Tokenizer:
 
 def _decoder_weights(config: dict, *, norm_center: float, gemma: bool, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
     q_size = config["num_attention_heads"] * head_dim
     kv_size = config["num_key_value_heads"] * head_dim
 
