@@ -26,7 +26,11 @@ def _open_reference(threads: int | None, **_: Any) -> Backend:
     return import_module("kernels.reference").ReferenceBackend(threads)
 
 
-BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference}
+def _open_cpu(threads: int | None, **options: Any) -> Backend:
+    return import_module("kernels.cpu").CpuBackend(threads, **options)
+
+
+BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference, "cpu": _open_cpu}
 
 
 def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path | None = None) -> Backend:

@@ -8,7 +8,7 @@ With dtype float32 nothing is rounded. A KV unit is [16, head_dim], token after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -70,40 +70,53 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def forward(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
-        x = self.embed(decoder, batch)
+        ops = self.ops(decoder, pool, batch)
+        x = ops.embed()
         for layer in range(decoder.traits.num_layers):
-            q = self.project_qkv(decoder, layer, pool, batch, x)
-            x = self.project_output(decoder, layer, x, self.attend(decoder, layer, pool, batch, q))
-            x = self.project_down(decoder, layer, x, self.project_gate_up(decoder, layer, x))
-        return self.project_head(decoder, batch, x)
+            x = ops.project_output(layer, x, ops.attend(layer, ops.project_qkv(layer, x)))
+            x = ops.project_down(layer, x, ops.project_gate_up(layer, x))
+        return ops.project_head(x)
 
-    def embed(self, decoder: ReferenceDecoder, batch: StepBatch) -> Tensor:
-        return decoder.weights["embedding"][batch.tokens] * decoder.traits.embedding_scale
+    def ops(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> ReferenceOps:
+        return ReferenceOps(decoder, pool, batch)
 
-    def project_qkv(self, decoder: ReferenceDecoder, layer: int, pool: Tensor, batch: StepBatch, x: Tensor) -> Tensor:
-        traits = decoder.traits
+
+@dataclass(frozen=True)
+class ReferenceOps:
+    """The ops of one step; what they return is said in kernels.spec.StepOps."""
+
+    decoder: ReferenceDecoder
+    pool: Tensor
+    batch: StepBatch
+
+    def embed(self) -> Tensor:
+        return self.decoder.weights["embedding"][self.batch.tokens] * self.decoder.traits.embedding_scale
+
+    def project_qkv(self, layer: int, x: Tensor) -> Tensor:
+        decoder, traits, positions = self.decoder, self.decoder.traits, self.batch.positions
         a = _normed(decoder, f"layers.{layer}.attention_norm", x)
         q, k, v = (_linear(decoder, layer, name, a).unflatten(-1, (-1, traits.head_dim)) for name in "qkv")
         if traits.qk_norm:
             q, k = (_rms_norm(decoder, f"layers.{layer}.{name}_norm", t) for name, t in (("q", q), ("k", k)))
-        q, k = (_rotated(t, batch.positions, traits.layer_ropes[layer]) for t in (q, k))
-        units = _Units(decoder, layer, pool, batch)
-        units.write(0, batch.positions, k)
-        units.write(1, batch.positions, v)
+        q, k = (_rotated(t, positions, traits.layer_ropes[layer]) for t in (q, k))
+        units = _Units(decoder, layer, self.pool, self.batch)
+        units.write(0, positions, k)
+        units.write(1, positions, v)
         return decoder.rounded(q)
 
-    def attend(self, decoder: ReferenceDecoder, layer: int, pool: Tensor, batch: StepBatch, q: Tensor) -> Tensor:
-        traits, units, window = decoder.traits, _Units(decoder, layer, pool, batch), decoder.traits.layer_windows[layer]
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        decoder, traits, window = self.decoder, self.decoder.traits, self.decoder.traits.layer_windows[layer]
+        units = _Units(decoder, layer, self.pool, self.batch)
         outputs = []
-        for sequence, rows in enumerate(_row_ranges(batch)):
-            end = int(batch.context_lens[sequence])
-            positions = torch.arange(end - len(rows), end)
+        for sequence, (start, stop) in enumerate(pairwise(self.batch.query_starts.tolist())):
+            end = int(self.batch.context_lens[sequence])
+            positions = torch.arange(end - (stop - start), end)
             first = 0 if window is None else max(0, int(positions[0]) - window + 1) // BLOCK_TOKENS * BLOCK_TOKENS
             k, v = (units.read(kind, sequence, first, end) for kind in (0, 1))  # [kv head, token, dim]
             seen = torch.arange(first, end) <= positions[:, None]
             if window is not None:
                 seen &= torch.arange(first, end) > positions[:, None] - window
-            grouped = q[rows.start : rows.stop].unflatten(1, (traits.num_kv_heads, -1)).permute(1, 2, 0, 3)
+            grouped = q[start:stop].unflatten(1, (traits.num_kv_heads, -1)).permute(1, 2, 0, 3)
             scores = grouped @ k[:, None].mT * traits.attention_scale  # [kv head, head of the group, row, token]
             scores = scores.masked_fill(~seen, -torch.inf)
             p = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -111,25 +124,25 @@ class ReferenceBackend:
             outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
         return decoder.rounded(torch.cat(outputs))
 
-    def project_output(self, decoder: ReferenceDecoder, layer: int, x: Tensor, attended: Tensor) -> Tensor:
-        y = _linear(decoder, layer, "o", attended.flatten(1))
-        if decoder.traits.post_norms:
-            y = _rms_norm(decoder, f"layers.{layer}.post_attention_norm", y)
+    def project_output(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        y = _linear(self.decoder, layer, "o", attended.flatten(1))
+        if self.decoder.traits.post_norms:
+            y = _rms_norm(self.decoder, f"layers.{layer}.post_attention_norm", y)
         return x + y
 
-    def project_gate_up(self, decoder: ReferenceDecoder, layer: int, x: Tensor) -> Tensor:
-        a = _normed(decoder, f"layers.{layer}.mlp_norm", x)
-        gate, up = (_linear(decoder, layer, name, a) for name in ("gate", "up"))
-        return decoder.rounded(ACTIVATIONS[decoder.traits.activation](gate) * up)
+    def project_gate_up(self, layer: int, x: Tensor) -> Tensor:
+        a = _normed(self.decoder, f"layers.{layer}.mlp_norm", x)
+        gate, up = (_linear(self.decoder, layer, name, a) for name in ("gate", "up"))
+        return self.decoder.rounded(ACTIVATIONS[self.decoder.traits.activation](gate) * up)
 
-    def project_down(self, decoder: ReferenceDecoder, layer: int, x: Tensor, product: Tensor) -> Tensor:
-        y = _linear(decoder, layer, "down", product)
-        if decoder.traits.post_norms:
-            y = _rms_norm(decoder, f"layers.{layer}.post_mlp_norm", y)
+    def project_down(self, layer: int, x: Tensor, product: Tensor) -> Tensor:
+        y = _linear(self.decoder, layer, "down", product)
+        if self.decoder.traits.post_norms:
+            y = _rms_norm(self.decoder, f"layers.{layer}.post_mlp_norm", y)
         return x + y
 
-    def project_head(self, decoder: ReferenceDecoder, batch: StepBatch, x: Tensor) -> Tensor:
-        return F.linear(_normed(decoder, "final_norm", x[batch.logit_rows]), decoder.weights["head"])
+    def project_head(self, x: Tensor) -> Tensor:
+        return F.linear(_normed(self.decoder, "final_norm", x[self.batch.logit_rows]), self.decoder.weights["head"])
 
 
 def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
@@ -152,11 +165,6 @@ def _rotated(heads: Tensor, positions: Tensor, rope: RopeTraits) -> Tensor:
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _row_ranges(batch: StepBatch) -> Iterator[range]:
-    starts = batch.query_starts.tolist()
-    return (range(start, stop) for start, stop in pairwise(starts))
 
 
 class _Units:

@@ -25,7 +25,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class RopeTraits:
-    """Rotary embedding of a layer: fp32 `inv_freq` [head_dim / 2], scaled; `attention_factor` multiplies cos and sin."""
+    """Rotary embedding of a layer: fp32 `inv_freq` [head_dim / 2]; `attention_factor` multiplies cos and sin."""
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
@@ -112,31 +112,29 @@ class Backend(Protocol):
 class StepOps(Protocol):
     """The fused ops that a forward is made of, one at a time, so that each can be checked against the reference.
 
-    `x` is the residual stream, fp32 [row, hidden]; activations come as fp32 tensors that hold values of the dtype.
-    No op changes its arguments, but that `project_qkv` writes into the pool.
+    `backend.ops(decoder, pool, batch)` gives them for one step. `x` is the residual stream, fp32 [row, hidden];
+    activations come as fp32 tensors that hold values of the dtype. No op changes its arguments.
     """
 
-    def embed(self, decoder: Any, batch: StepBatch) -> torch.Tensor:
+    def embed(self) -> torch.Tensor:
         """-> x."""
 
-    def project_qkv(
-        self, decoder: Any, layer: int, pool: torch.Tensor, batch: StepBatch, x: torch.Tensor
-    ) -> torch.Tensor:
+    def project_qkv(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """Norm, projections, norms of q and k, rotation; K and V go into the pool. -> q [row, head, head_dim]."""
 
-    def attend(self, decoder: Any, layer: int, pool: torch.Tensor, batch: StepBatch, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Decode rows and prefill chunks in one call. -> [row, head, head_dim]."""
 
-    def project_output(self, decoder: Any, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def project_output(self, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Output projection, its post norm, residual sum. -> x."""
 
-    def project_gate_up(self, decoder: Any, layer: int, x: torch.Tensor) -> torch.Tensor:
+    def project_gate_up(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """Norm, both projections, activation(gate) * up. -> [row, intermediate]."""
 
-    def project_down(self, decoder: Any, layer: int, x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    def project_down(self, layer: int, x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
         """Down projection, its post norm, residual sum. -> x."""
 
-    def project_head(self, decoder: Any, batch: StepBatch, x: torch.Tensor) -> torch.Tensor:
+    def project_head(self, x: torch.Tensor) -> torch.Tensor:
         """Final norm and logits of the wanted rows. -> fp32 [wanted, vocab]."""
 
 

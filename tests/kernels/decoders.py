@@ -113,9 +113,7 @@ def from_transformers(model: LlamaForCausalLM | Gemma3ForCausalLM) -> tuple[Deco
 
     def find(name: str) -> torch.Tensor:
         if not name.startswith("layers."):
-            return state[
-                {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}[name] + ".weight"
-            ]
+            return state[outer[name] + ".weight"]
         _, layer, part = name.split(".")
         if part.endswith("_bias"):
             return state[f"model.layers.{layer}.{theirs[part[0]]}.bias"]

@@ -1,0 +1,183 @@
+"""The decoder step in C++ on the processor's vectors: a whole forward is one call that holds no lock of Python's.
+
+Read `layout.h` first, then `step.h`, which is the story; `linear.h` and `attention.h` are the two inner parts on top of
+`precision.h` and `simd.h`. A row's result is the same to the bit whatever else is in the batch, whether it is prefilled
+in chunks or decoded, and however many threads work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import binding, build
+from kernels.spec import DecoderTraits, StepBatch, layer_groups, weight_shapes
+
+_HEAD_DIM_UNIT, _MOST_HEAD_DIM = 16, 512
+
+
+class CpuDecoder:
+    """Packed weights in memory of the library's own, with the structures that each step of this decoder refills."""
+
+    def __init__(self, library: ctypes.CDLL, traits: DecoderTraits, dtype: torch.dtype, tied: bool):
+        self.traits, self.dtype = traits, dtype
+        self.handle = ctypes.c_void_p()
+        _raise(library.arena_decoder_open(_c_traits(traits, dtype, tied), ctypes.byref(self.handle)))
+        weakref.finalize(self, library.arena_decoder_close, self.handle).atexit = False
+        self.logits_stride = library.arena_logits_stride(self.handle)
+        self.logits = torch.empty(0, self.logits_stride)
+        self.groups = len(layer_groups(traits))
+        self.tables = (binding.PageTable * self.groups)()
+        self.step = binding.StepInput(groups=self.groups, tables=self.tables, logits_stride=self.logits_stride)
+
+    def describe(self, pool: Tensor, batch: StepBatch) -> binding.StepInput:
+        """The step's input as C sees it; valid as long as pool and batch are held."""
+        step, wanted = self.step, len(batch.logit_rows)
+        if wanted > len(self.logits):
+            self.logits = torch.empty(wanted, self.logits_stride)
+        step.pool, step.logits = pool.data_ptr(), self.logits.data_ptr()
+        step.pages, step.page_bytes = pool.shape
+        step.rows, step.sequences, step.wanted = len(batch.tokens), len(batch.context_lens), wanted
+        step.tokens, step.positions = batch.tokens.data_ptr(), batch.positions.data_ptr()
+        step.query_starts, step.context_lens = batch.query_starts.data_ptr(), batch.context_lens.data_ptr()
+        step.logit_rows = batch.logit_rows.data_ptr()
+        for table, pages in zip(self.tables, batch.page_tables, strict=True):
+            table.pages, (_, table.blocks, table.pages_per_block) = pages.data_ptr(), pages.shape
+        return step
+
+
+class CpuBackend:
+    """One team of threads and its buffers; any number of decoders take turns on it. Safe to call from any thread."""
+
+    def __init__(self, threads: int | None = None, *, cache_folder: Path | None = None, isa: str = "native"):
+        """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS)."""
+        self._library = binding.open_library(build.library(isa, cache_folder))
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.isa = self._library.arena_isa().decode()
+        self.name = f"cpu ({self.isa}, {self.threads} threads)"
+        self._engine = ctypes.c_void_p()
+        _raise(self._library.arena_engine_open(self.threads, ctypes.byref(self._engine)))
+        weakref.finalize(self, self._library.arena_engine_close, self._engine).atexit = False
+
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+        if dtype not in (torch.bfloat16, torch.float32):
+            return f"the CPU kernels compute in bfloat16 or float32, not {dtype}"
+        if traits.head_dim % _HEAD_DIM_UNIT or traits.head_dim > _MOST_HEAD_DIM:
+            return f"head_dim {traits.head_dim} is no multiple of {_HEAD_DIM_UNIT} up to {_MOST_HEAD_DIM}"
+        if traits.activation not in binding.ACTIVATIONS:
+            return f"activation {traits.activation!r} is none of {', '.join(binding.ACTIVATIONS)}"
+        return None
+
+    def pack(self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype) -> CpuDecoder:
+        """Reads one weight after another, so that a lazy mapping never has more than one in memory."""
+        if reason := self.unsupported(traits, dtype):
+            raise ValueError(reason)
+        tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
+        decoder = CpuDecoder(self._library, traits, dtype, tied)
+        for name, shape in weight_shapes(traits).items():
+            if name == "embedding" and tied:
+                continue
+            weight = weights[name].to(dtype).contiguous()
+            if math.prod(shape) != weight.numel():
+                raise ValueError(f"weight {name} has shape {tuple(weight.shape)}, the decoder needs {shape}")
+            layer, slot = (int(name.split(".")[1]), name.split(".")[2]) if name.startswith("layers.") else (0, name)
+            self._library.arena_decoder_load(decoder.handle, layer, binding.SLOTS.index(slot), weight.data_ptr())
+        return decoder
+
+    def forward(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
+        step = decoder.describe(pool, batch)
+        _raise(self._library.arena_forward(self._engine, decoder.handle, ctypes.byref(step)))
+        return decoder.logits[: step.wanted, : decoder.traits.vocab_size]
+
+    def ops(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> CpuOps:
+        return CpuOps(self._library, self._engine, decoder, pool, batch)
+
+
+@dataclass(frozen=True)
+class CpuOps:
+    """The very ops that a forward runs, one at a time on operands copied in and out; see kernels.spec.StepOps."""
+
+    library: ctypes.CDLL
+    engine: ctypes.c_void_p
+    decoder: CpuDecoder
+    pool: Tensor
+    batch: StepBatch
+
+    def embed(self) -> Tensor:
+        return self._run("embed", 0, (self.decoder.traits.hidden_size,))
+
+    def project_qkv(self, layer: int, x: Tensor) -> Tensor:
+        return self._run("project_qkv", layer, (self.decoder.traits.num_heads, self.decoder.traits.head_dim), x)
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        return self._run("attend", layer, (self.decoder.traits.num_heads, self.decoder.traits.head_dim), None, q)
+
+    def project_output(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
+        return self._run("project_output", layer, (self.decoder.traits.hidden_size,), x, attended)
+
+    def project_gate_up(self, layer: int, x: Tensor) -> Tensor:
+        return self._run("project_gate_up", layer, (self.decoder.traits.intermediate_size,), x)
+
+    def project_down(self, layer: int, x: Tensor, product: Tensor) -> Tensor:
+        return self._run("project_down", layer, (self.decoder.traits.hidden_size,), x, product)
+
+    def project_head(self, x: Tensor) -> Tensor:
+        self._run("project_head", 0, (0,), x)
+        return self.decoder.logits[: len(self.batch.logit_rows), : self.decoder.traits.vocab_size].clone()
+
+    def _run(self, op: str, layer: int, shape: tuple[int, ...], x: Tensor | None = None, other: Tensor | None = None):
+        step = self.decoder.describe(self.pool, self.batch)
+        x, other = (None if values is None else values.float().contiguous() for values in (x, other))
+        result = torch.empty(step.rows, *shape)
+        pointers = (None if values is None else values.data_ptr() for values in (x, other, result))
+        number = binding.OPS.index(op)
+        handle, reference = self.decoder.handle, ctypes.byref(step)
+        _raise(self.library.arena_op(self.engine, handle, reference, number, layer, *pointers))
+        return result
+
+
+def _raise(message: bytes | None) -> None:
+    if message:
+        raise ValueError(message.decode())
+
+
+def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool) -> binding.Traits:
+    group, number = [0] * traits.num_layers, [0] * traits.num_layers
+    for group_number, layers in enumerate(layer_groups(traits)):
+        for i, layer in enumerate(layers.layers):
+            group[layer], number[layer] = group_number, i
+    ropes = list(dict.fromkeys(traits.layer_ropes))
+    return binding.Traits(
+        is_bf16=dtype == torch.bfloat16,
+        vocab=traits.vocab_size,
+        hidden=traits.hidden_size,
+        inner=traits.intermediate_size,
+        heads=traits.num_heads,
+        kv_heads=traits.num_kv_heads,
+        head_dim=traits.head_dim,
+        layers=traits.num_layers,
+        ropes=len(ropes),
+        activation=binding.ACTIVATIONS.index(traits.activation),
+        qk_norm=traits.qk_norm,
+        post_norms=traits.post_norms,
+        qkv_bias=traits.qkv_bias,
+        tied=tied,
+        norm_eps=traits.norm_eps,
+        norm_weight_offset=traits.norm_weight_offset,
+        embedding_scale=traits.embedding_scale,
+        attention_scale=traits.attention_scale,
+        window=binding.int32_array([window or 0 for window in traits.layer_windows]),
+        group=binding.int32_array(group),
+        group_layer=binding.int32_array(number),
+        rope=binding.int32_array([ropes.index(rope) for rope in traits.layer_ropes]),
+        inv_freq=binding.float_array([value for rope in ropes for value in rope.inv_freq]),
+        rope_factor=binding.float_array([rope.attention_factor for rope in ropes]),
+    )

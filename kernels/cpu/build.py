@@ -1,0 +1,93 @@
+"""Compiles the C++ kernels with the system's compiler at first use and keeps the library in a cache folder.
+
+The file's name carries a hash of everything that decides its content (sources, compiler, flags, processor), so that
+neither an update nor a home folder shared by unlike machines can load the wrong one. Two processes that build at once
+each write a file of their own; the rename that puts it in place is atomic and the last one wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from kernels import BackendUnavailable
+
+log = logging.getLogger(__name__)
+
+SOURCE_FOLDER = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off", "-w")
+
+# What simd.h makes of the processor, best first; the lower ones run wherever the higher do, and are tested there.
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "native": ("-march=native",),
+    "avx512": ("-march=native", "-mno-avx512bf16"),
+    "avx2": ("-march=native", "-mno-avx512f"),
+    "scalar": ("-DARENA_SCALAR",),
+}
+
+
+def default_cache_folder() -> Path:
+    """`$ARENA_CACHE`, else `~/.cache/paged-arena`, and in it `kernels`."""
+    return Path(os.environ.get("ARENA_CACHE") or Path.home() / ".cache" / "paged-arena") / "kernels"
+
+
+def find_compiler() -> str:
+    """Path of the first C++ compiler there is. Raises BackendUnavailable."""
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise BackendUnavailable(f"no C++ compiler found (looked for {', '.join(COMPILERS)}); Debian's package is g++")
+
+
+def library(isa: str = "native", cache_folder: Path | None = None) -> Path:
+    """The compiled library, built where the cache does not hold it yet. Raises BackendUnavailable."""
+    compiler, flags = find_compiler(), (*FLAGS, *ISA_FLAGS[isa])
+    folder = cache_folder or default_cache_folder()
+    path = folder / f"cpu-{isa}-{_digest(compiler, flags)}.so"
+    if not path.exists():
+        _compile(compiler, flags, path)
+    return path
+
+
+def _digest(compiler: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    parts = [compiler, version, *flags, platform.machine(), _processor_features()]
+    sources = sorted(path for path in SOURCE_FOLDER.iterdir() if path.suffix in (".h", ".cpp"))
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for source in sources:
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor_features() -> str:
+    """What `-march=native` depends on; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    log.info("compiling the CPU kernels into %s", path.parent)
+    started = time.monotonic()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
+            built = Path(scratch) / path.name
+            command = [compiler, *flags, str(SOURCE_FOLDER / "kernels.cpp"), "-o", str(built)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise BackendUnavailable(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+            os.replace(built, path)
+    except OSError as error:
+        raise BackendUnavailable(f"cannot build in {path.parent}: {error}") from error
+    log.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)

@@ -1,0 +1,129 @@
+// The C interface that Python loads: open a team and a decoder, load its weights, run steps. No exception leaves it.
+//
+// Functions that can fail return null, or a message that stays valid until the same thread's next call.
+
+#include <cstdio>
+
+#include "check.h"
+#include "ops.h"
+#include "step.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace arena {
+
+// Denormals count as zero while a step runs: the same on every thread, whatever the caller had set.
+class DenormalsOff {
+#if defined(__x86_64__)
+ public:
+  DenormalsOff() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~DenormalsOff() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+ public:
+  DenormalsOff() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | 1ull << 24));
+  }
+  ~DenormalsOff() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  unsigned long long before_;
+#endif
+};
+
+struct Engine {
+  explicit Engine(int threads) : team(threads) {}
+  Team team;
+  std::mutex mutex;  // the workspaces serve one step at a time
+  Workspace<Bf16> bf16_workspace;
+  Workspace<Fp32> fp32_workspace;
+  Workspace<Bf16>& workspace(const Decoder<Bf16>&) { return bf16_workspace; }
+  Workspace<Fp32>& workspace(const Decoder<Fp32>&) { return fp32_workspace; }
+};
+
+template <class Body>
+const char* guarded(Body body) {
+  static thread_local char message[256];
+  try {
+    return body(message, sizeof message);
+  } catch (const std::exception& error) {
+    std::snprintf(message, sizeof message, "%s", error.what());
+    return message;
+  }
+}
+
+template <class Body>
+void with_precision(AnyDecoder& decoder, Body body) {
+  decoder.t.is_bf16 ? body(static_cast<Decoder<Bf16>&>(decoder)) : body(static_cast<Decoder<Fp32>&>(decoder));
+}
+
+}  // namespace arena
+
+using namespace arena;
+
+extern "C" {
+
+const char* arena_isa() { return kIsa; }
+
+// The number of logits of a row that a step may write: the vocabulary, padded.
+int64_t arena_logits_stride(const AnyDecoder* decoder) { return decoder->logits_stride; }
+
+const char* arena_engine_open(int threads, Engine** result) {
+  return guarded([&](char*, size_t) { return *result = new Engine(threads), nullptr; });
+}
+
+void arena_engine_close(Engine* engine) { delete engine; }
+
+const char* arena_decoder_open(const Traits* traits, AnyDecoder** result) {
+  return guarded([&](char*, size_t) {
+    if (traits->is_bf16)
+      *result = new Decoder<Bf16>(*traits);
+    else
+      *result = new Decoder<Fp32>(*traits);
+    return nullptr;
+  });
+}
+
+void arena_decoder_close(AnyDecoder* decoder) { delete decoder; }
+
+void arena_decoder_load(AnyDecoder* decoder, int layer, int slot, const void* data) {
+  decoder->load(layer, static_cast<Slot>(slot), data);
+}
+
+const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* input) {
+  return guarded([&](char* message, size_t size) -> const char* {
+    if (!check(*decoder, *input, message, size)) return message;
+    std::lock_guard<std::mutex> lock(engine->mutex);
+    with_precision(*decoder, [&](const auto& exact) {
+      const Step step(exact, *input, engine->team.count(), engine->workspace(exact));
+      engine->team.run([&](const Worker& worker) {
+        const DenormalsOff denormals_off;
+        step.forward(worker);
+      });
+    });
+    return nullptr;
+  });
+}
+
+// Runs one op alone; see ops.h for its operands.
+const char* arena_op(Engine* engine, AnyDecoder* decoder, const StepInput* input, int op, int layer, const float* x,
+                     const float* other, float* result) {
+  return guarded([&](char* message, size_t size) -> const char* {
+    if (!check(*decoder, *input, message, size)) return message;
+    std::lock_guard<std::mutex> lock(engine->mutex);
+    with_precision(*decoder, [&](const auto& exact) {
+      run_op(exact, *input, engine->team, engine->workspace(exact), static_cast<Op>(op), layer, x, other, result,
+             [](auto body) {
+               const DenormalsOff denormals_off;
+               body();
+             });
+    });
+    return nullptr;
+  });
+}
+}

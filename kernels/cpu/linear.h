@@ -1,0 +1,80 @@
+// Linear layers over packed panels: rows of activations in, tiles of fp32 outputs handed to a sink.
+//
+// Work is cut into (block of rows) x (panel) and shared out in equal neighbouring runs. A decode has one block of rows,
+// so each thread streams its own run of panels from memory once; a prefill has many, so each thread keeps a block of
+// activations in its L2 while the panels pass by.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "precision.h"
+#include "team.h"
+
+namespace arena {
+
+constexpr int kPanelVectors = 2;
+constexpr int kPanel = kPanelVectors * kLanes;
+
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+template <class P>
+struct Linear {
+  const typename P::Weight* panels = nullptr;
+  int64_t panel_count = 0;
+  int steps = 0;  // inputs / P::step, padded
+
+  const typename P::Weight* panel(int64_t number) const { return panels + number * steps * kPanel * P::step; }
+};
+
+// tile [R][kPanel] = a [R rows] times one panel. On the way the lines at `ahead` are brought nearer, one a step.
+template <class P, int R>
+void multiply_panel(const typename P::Act* a, size_t stride, const typename P::Weight* panel, int steps, float* tile,
+                    const char* ahead) {
+  vf acc[R][kPanelVectors];
+  clear(acc);
+  const auto column = [&](int step, int c) {
+    if (c == 0) prefetch(ahead + step * 64);
+    return panel + (step * kPanelVectors + c) * kLanes * P::step;
+  };
+  multiply<P>(acc, a, stride, column, 0, steps);
+  ARENA_UNROLL
+  for (int r = 0; r < R; r++) {
+    ARENA_UNROLL
+    for (int c = 0; c < kPanelVectors; c++) store(tile + r * kPanel + c * kLanes, acc[r][c]);
+  }
+}
+
+template <class P>
+using MultiplyPanel = void (*)(const typename P::Act*, size_t, const typename P::Weight*, int, float*, const char*);
+
+template <class P, int... R>
+constexpr std::array<MultiplyPanel<P>, sizeof...(R)> panel_kernels(std::integer_sequence<int, R...>) {
+  return {multiply_panel<P, R + 1>...};
+}
+
+// Calls sink(row, panel, values [kPanel]) for every row and panel, on the thread that computed them.
+template <class P, class Sink>
+void linear(const Worker& worker, const typename P::Act* a, size_t stride, int64_t rows, const Linear<P>& layer, Sink sink) {
+  static constexpr auto kernels = panel_kernels<P>(std::make_integer_sequence<int, P::kRows>());
+  constexpr int64_t kBlockBytes = 512 * 1024;  // of activations: half of a common L2
+  const int64_t row_bytes = static_cast<int64_t>(layer.steps) * P::step * sizeof(*a);
+  const int64_t blocks = 1 + (rows - 1) / std::max<int64_t>(kBlockBytes / row_bytes, P::kRows);
+  alignas(64) float tile[P::kRows * kPanel];
+  const Range share = worker.share(blocks * layer.panel_count);
+  for (int64_t item = share.first; item < share.end; item++) {
+    const int64_t block = item / layer.panel_count;
+    const int64_t panel = item % layer.panel_count, next = (panel + 1) % layer.panel_count;
+    const int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+    const int64_t strips = (count + P::kRows - 1) / P::kRows;
+    for (int64_t strip = 0; strip < strips; strip++) {
+      const int64_t top = first + count * strip / strips, bottom = first + count * (strip + 1) / strips;
+      const char* ahead = reinterpret_cast<const char*>(layer.panel(next)) + strip % 2 * layer.steps * 64;
+      kernels[bottom - top - 1](a + top * stride, stride, layer.panel(panel), layer.steps, tile, ahead);
+      for (int64_t row = top; row < bottom; row++) sink(row, panel, tile + (row - top) * kPanel);
+    }
+  }
+}
+
+}  // namespace arena

@@ -1,0 +1,63 @@
+// Large buffers: zeroed, aligned, on huge pages where the system grants them, cut up without an allocation each.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace arena {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() { release(); }
+
+  // At least `bytes`; contents are lost, and zero, where it had to grow.
+  char* grow(size_t bytes) {
+    if (bytes <= bytes_) return base_;
+    release();
+    const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    madvise(base, whole, MADV_HUGEPAGE);
+#endif
+    base_ = static_cast<char*>(base);
+    bytes_ = whole;
+    return base_;
+  }
+
+ private:
+  static constexpr size_t kHugePage = 2 << 20;
+
+  void release() {
+    if (base_) munmap(base_, bytes_);
+    base_ = nullptr;
+    bytes_ = 0;
+  }
+  char* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Hands out neighbouring pieces. Run over the same requests twice, first from null, it tells the size that they need.
+class Pieces {
+ public:
+  explicit Pieces(char* base) : base_(base) {}
+
+  template <class T>
+  void take(T*& piece, int64_t count) {
+    piece = reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 127) / 128 * 128;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace arena

@@ -1,0 +1,82 @@
+// One op of the step at a time, on dense fp32 operands, so that each can be checked against the reference.
+#pragma once
+
+#include "step.h"
+
+namespace arena {
+
+// Dense [rows][width] to and from a buffer of [rows][stride].
+template <class P, class To>
+void spread(const float* dense, int64_t rows, int64_t width, To* buffer, int64_t stride) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < stride; i++) {
+      const float value = i < width ? dense[row * width + i] : 0.f;
+      if constexpr (std::is_same_v<To, float>)
+        buffer[row * stride + i] = value;
+      else
+        buffer[row * stride + i] = P::to_act(value);
+    }
+}
+
+template <class P, class From>
+void gather(const From* buffer, int64_t rows, int64_t stride, float* dense, int64_t width) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < width; i++) {
+      if constexpr (std::is_same_v<From, float>)
+        dense[row * width + i] = buffer[row * stride + i];
+      else
+        dense[row * width + i] = P::from_act(buffer[row * stride + i]);
+    }
+}
+
+// q between [row][head][dim] and the step's own [kv head][row][head of the group][dim].
+template <class Move>
+void each_q_head(const AnyDecoder& d, int64_t rows, Move move) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int head = 0; head < d.t.heads; head++) {
+      const int64_t kv_head = head / d.group_size, place = head % d.group_size;
+      move((row * d.t.heads + head) * d.t.head_dim, ((kv_head * rows + row) * d.group_size + place) * d.t.head_dim);
+    }
+}
+
+// x is the residual stream [row][hidden] where the op reads it; `other` is q, the attention's output or the MLP's
+// product; `result` what kernels/spec.py says the op returns. `isolate(body)` runs body in the step's float environment.
+template <class P, class Isolate>
+void run_op(const Decoder<P>& d, const StepInput& in, Team& team, Workspace<P>& w, Op op, int layer, const float* x,
+            const float* other, float* result, Isolate isolate) {
+  const Traits& t = d.t;
+  const Step<P> step(d, in, team.count(), w);
+  team.run([&](const Worker& worker) { isolate([&] { step.embed(worker); }); });  // the angles, too
+  if (x) spread<P>(x, in.rows, t.hidden, w.x, d.hidden_stride);
+  if (op == kAttend)
+    each_q_head(d, in.rows, [&](int64_t dense, int64_t own) {
+      for (int i = 0; i < t.head_dim; i++) w.q[own + i] = P::to_act(other[dense + i]);
+    });
+  if (op == kProjectOutput) spread<P>(other, in.rows, d.heads_width, w.attended, d.heads_width);
+  if (op == kProjectDown) spread<P>(other, in.rows, t.inner, w.product, d.inner_stride);
+  team.run([&](const Worker& worker) {
+    isolate([&] {
+      switch (op) {
+        case kEmbed: break;
+        case kProjectQkv: step.project_qkv(worker, layer); break;
+        case kAttend: step.attend(worker, layer); break;
+        case kProjectOutput: step.project_output(worker, layer); break;
+        case kProjectGateUp: step.project_gate_up(worker, layer); break;
+        case kProjectDown: step.project_down(worker, layer); break;
+        case kProjectHead: step.project_head(worker); break;
+      }
+    });
+  });
+  switch (op) {
+    case kProjectQkv:
+      return each_q_head(d, in.rows, [&](int64_t dense, int64_t own) {
+        for (int i = 0; i < t.head_dim; i++) result[dense + i] = P::from_act(w.q[own + i]);
+      });
+    case kAttend: return gather<P>(w.attended, in.rows, d.heads_width, result, d.heads_width);
+    case kProjectGateUp: return gather<P>(w.product, in.rows, d.inner_stride, result, t.inner);
+    case kProjectHead: return;  // into in.logits
+    default: return gather<P>(w.x, in.rows, d.hidden_stride, result, t.hidden);
+  }
+}
+
+}  // namespace arena

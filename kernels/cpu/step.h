@@ -1,0 +1,395 @@
+// The decoder step: fused ops over all rows of a ragged batch, each a few phases with a barrier after each.
+//
+// The public methods are called by all workers of the team. Rounding points are those of kernels/reference.py.
+#pragma once
+
+#include "attention.h"
+#include "decoder.h"
+
+namespace arena {
+
+constexpr int kMaxHeadDim = 512;
+constexpr int kBlockQueries = 48;  // query rows that read a tile of K and V together
+
+// Neighbouring tokens of one sequence whose queries are attended together.
+struct QueryBlock {
+  int sequence, first_row, positions;
+};
+
+// What a worker claims at once: tiles first .. end - 1 of a block of queries, of one kv head. Where a block is cut into
+// several pieces each is one tile; `number` counts those of all blocks, and the block's own begin at `first_number`.
+struct Piece {
+  int block, first_tile, end_tile, number, first_number, pieces;
+};
+
+// Buffers of a step, kept from one to the next and grown when a step needs more. One for each team and precision.
+template <class P>
+struct Workspace {
+  using Act = typename P::Act;
+  std::vector<QueryBlock> blocks;
+  std::vector<std::vector<Piece>> pieces;  // of each layer group
+  std::vector<int32_t> row_sequence;       // [row]
+  int64_t cut_pieces = 0;                  // the most `number` of any group
+
+  float *x, *y, *qkv, *cos_sin, *states, *cut_states;
+  Act *a, *q, *attended, *product;
+  int32_t *claims, *finished;  // [layer], [kv head][block]
+
+  void resize(const AnyDecoder& d, int64_t rows, int64_t wanted, int threads) {
+    const auto lay_out = [&](Pieces memory) {
+      const int64_t state = State::floats(std::max(kBlockQueries, d.group_size), d.t.head_dim);
+      memory.take(x, rows * d.hidden_stride);
+      memory.take(y, d.t.post_norms ? rows * d.hidden_stride : 0);
+      memory.take(qkv, rows * d.qkv_stride);
+      memory.take(cos_sin, rows * d.t.ropes * d.t.head_dim);
+      memory.take(states, threads * state);
+      memory.take(cut_states, d.t.kv_heads * cut_pieces * State::floats(d.group_size, d.t.head_dim));
+      memory.take(a, std::max(rows, wanted) * d.hidden_stride);
+      memory.take(q, rows * d.heads_width);
+      memory.take(attended, rows * d.heads_width);
+      memory.take(product, rows * d.inner_stride);
+      memory.take(claims, d.t.layers);
+      memory.take(finished, d.t.kv_heads * static_cast<int64_t>(blocks.size()));
+      return memory.used();
+    };
+    lay_out(Pieces(mapping_.grow(lay_out(Pieces(nullptr)))));
+    std::fill_n(claims, d.t.layers, 0);
+    std::fill_n(finished, d.t.kv_heads * blocks.size(), 0);
+  }
+
+ private:
+  Mapping mapping_;
+};
+
+template <class P>
+class Step {
+  using Act = typename P::Act;
+  using Weight = typename P::Weight;
+
+ public:
+  Step(const Decoder<P>& decoder, const StepInput& input, int threads, Workspace<P>& workspace)
+      : d(decoder), t(decoder.t), in(input), w(workspace) {
+    plan_attention(threads);
+    w.resize(d, in.rows, in.wanted, threads);
+  }
+
+  void forward(const Worker& worker) const {
+    embed(worker);
+    for (int layer = 0; layer < t.layers; layer++) {
+      project_qkv(worker, layer);
+      attend(worker, layer);
+      project_output(worker, layer);
+      project_gate_up(worker, layer);
+      project_down(worker, layer);
+    }
+    project_head(worker);
+  }
+
+  void embed(const Worker& worker) const {
+    each(worker, in.rows, [&](int64_t row) {
+      d.embed(in.tokens[row], x_row(row));
+      std::fill(x_row(row) + t.hidden, x_row(row) + d.hidden_stride, 0.f);
+      for (int rope = 0; rope < t.ropes; rope++) tabulate_angles(row, rope);
+    });
+    worker.meet();
+  }
+
+  void project_qkv(const Worker& worker, int layer) const {
+    const auto& weights = d.layers[layer];
+    norm_rows(worker, in.rows, weights.attention_norm, [](int64_t row) { return row; });
+    linear(worker, w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
+      float* place = w.qkv + row * d.qkv_stride + panel * kPanel;
+      const float* bias = weights.qkv_bias + panel * kPanel;
+      for (int i = 0; i < kPanel; i += kLanes) store(place + i, add(load(values + i), load(bias + i)));
+    });
+    worker.meet();
+    const int heads = t.heads + 2 * t.kv_heads;
+    each(worker, in.rows * static_cast<int64_t>(heads), [&](int64_t item) {
+      place_head(layer, static_cast<int>(item / heads), static_cast<int>(item % heads));
+    });
+    worker.meet();
+  }
+
+  // Workers claim pieces until none is left; the first units of what comes next are brought nearer meanwhile.
+  void attend(const Worker& worker, int layer) const {
+    Tile<P> tile, next_tile;
+    for (Work work = claim(layer), next; work.piece; work = next, tile = next_tile) {
+      if (work.is_first) locate(layer, work, tile);
+      next = work.is_last() ? claim(layer) : work.following();
+      if (next.piece)
+        locate(layer, next, next_tile);
+      else
+        next_tile = tile;
+      const Queries<P> queries = queries_of(layer, work);
+      const State state = state_of(worker, work, queries);
+      if (work.tile == work.piece->first_tile) state.reset(queries.rows, t.head_dim);
+      attend_tile(queries, tile, next_tile, state);
+      if (work.is_last()) finish(work, queries, state);
+    }
+    worker.meet();
+  }
+
+  void project_output(const Worker& worker, int layer) const {
+    const auto& weights = d.layers[layer];
+    add_linear(worker, w.attended, d.heads_width, weights.o, weights.post_attention_norm);
+  }
+
+  void project_gate_up(const Worker& worker, int layer) const {
+    const auto& weights = d.layers[layer];
+    norm_rows(worker, in.rows, weights.mlp_norm, [](int64_t row) { return row; });
+    linear(worker, w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
+      Act* place = w.product + row * d.inner_stride + panel * (kPanel / 2);
+      for (int i = 0; i < kPanel / 2; i += kLanes) {
+        const vf gate = load(values + i), up = load(values + kPanel / 2 + i);
+        P::store_act(place + i, mul(t.activation == kSilu ? silu(gate) : gelu_tanh(gate), up));
+      }
+    });
+    worker.meet();
+  }
+
+  void project_down(const Worker& worker, int layer) const {
+    const auto& weights = d.layers[layer];
+    add_linear(worker, w.product, d.inner_stride, weights.down, weights.post_mlp_norm);
+  }
+
+  void project_head(const Worker& worker) const {
+    norm_rows(worker, in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
+    linear(worker, w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
+      std::copy_n(values, kPanel, in.logits + row * in.logits_stride + panel * kPanel);
+    });
+    worker.meet();
+  }
+
+ private:
+  template <class Body>
+  static void each(const Worker& worker, int64_t total, Body body) {
+    const Range share = worker.share(total);
+    for (int64_t item = share.first; item < share.end; item++) body(item);
+  }
+
+  float* x_row(int64_t row) const { return w.x + row * d.hidden_stride; }
+
+  static vf silu(vf x) { return mul(x, sigmoid(x)); }
+  // x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+  static vf gelu_tanh(vf x) {
+    const vf cubic = fma(mul(mul(x, x), set(0.044715f)), x, x);
+    return mul(x, sigmoid(mul(cubic, set(2 * 0.7978845608028654f))));
+  }
+
+  // put(i, values) of x / rms(x) * weight; `padded` values are read, those from `size` on are 0.
+  template <class Put>
+  void rms_norm(const float* x, const float* weight, int64_t padded, int size, Put put) const {
+    vf squares = zero();
+    for (int64_t i = 0; i < padded; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+    const vf scale = set(1.f / std::sqrt(sum_of_lanes(squares) / size + t.norm_eps));
+    for (int64_t i = 0; i < padded; i += kLanes) put(i, mul(mul(load(x + i), scale), load(weight + i)));
+  }
+
+  // a[row] = norm of x[source(row)]
+  template <class Source>
+  void norm_rows(const Worker& worker, int64_t rows, const float* weight, Source source) const {
+    each(worker, rows, [&](int64_t row) {
+      Act* a = w.a + row * d.hidden_stride;
+      rms_norm(x_row(source(row)), weight, d.hidden_stride, t.hidden, [&](int64_t i, vf value) { P::store_act(a + i, value); });
+    });
+    worker.meet();
+  }
+
+  // x += layer(a), or x += norm of it where the decoder has post norms
+  void add_linear(const Worker& worker, const Act* a, int64_t stride, const Linear<P>& layer, const float* post_norm) const {
+    linear(worker, a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
+      float* place = (t.post_norms ? w.y : w.x) + row * d.hidden_stride + panel * kPanel;
+      for (int i = 0; i < kPanel; i += kLanes)
+        store(place + i, t.post_norms ? load(values + i) : add(load(place + i), load(values + i)));
+    });
+    worker.meet();
+    if (!t.post_norms) return;
+    each(worker, in.rows, [&](int64_t row) {
+      float* x = x_row(row);
+      rms_norm(w.y + row * d.hidden_stride, post_norm, d.hidden_stride, t.hidden,
+               [&](int64_t i, vf value) { store(x + i, add(load(x + i), value)); });
+    });
+    worker.meet();
+  }
+
+  void tabulate_angles(int64_t row, int rope) const {
+    const int half = t.head_dim / 2;
+    float* cos = w.cos_sin + (rope * static_cast<int64_t>(in.rows) + row) * t.head_dim;
+    for (int i = 0; i < half; i++) {
+      const float angle = static_cast<float>(in.positions[row]) * t.inv_freq[rope * half + i];
+      cos[i] = std::cos(angle) * t.rope_factor[rope];
+      cos[half + i] = std::sin(angle) * t.rope_factor[rope];
+    }
+  }
+
+  // Norm and rotation of one head of qkv; q goes into its buffer, K and V into their units.
+  void place_head(int layer, int row, int head) const {
+    const int dims = t.head_dim, half = dims / 2;
+    const float* values = w.qkv + row * d.qkv_stride + head * dims;
+    if (head >= t.heads + t.kv_heads) return write_v(layer, row, head - t.heads - t.kv_heads, values);
+    const bool is_q = head < t.heads;
+    float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+    if (t.qk_norm) {
+      const float* weight = is_q ? d.layers[layer].q_norm : d.layers[layer].k_norm;
+      rms_norm(values, weight, dims, dims, [&](int64_t i, vf value) { store(normed + i, value); });
+      values = normed;
+    }
+    const float* cos = w.cos_sin + (t.rope[layer] * static_cast<int64_t>(in.rows) + row) * dims;
+    for (int i = 0; i < half; i++) {
+      rotated[i] = values[i] * cos[i] - values[half + i] * cos[half + i];
+      rotated[half + i] = values[half + i] * cos[i] + values[i] * cos[half + i];
+    }
+    if (!is_q) return write_k(layer, row, head - t.heads, rotated);
+    const int kv_head = head / d.group_size, place = head % d.group_size;
+    Act* q = w.q + ((kv_head * static_cast<int64_t>(in.rows) + row) * d.group_size + place) * dims;
+    for (int i = 0; i < dims; i += kLanes) P::store_act(q + i, load(rotated + i));
+  }
+
+  void write_k(int layer, int row, int kv_head, const float* values) const {
+    const int slot = in.positions[row] % kBlockTokens;
+    Weight* unit = unit_place(layer, 0, kv_head).of(in, w.row_sequence[row], in.positions[row] / kBlockTokens);
+    for (int i = 0; i < t.head_dim; i++)
+      unit[(i / P::step * kBlockTokens + slot) * P::step + i % P::step] = P::to_weight(values[i]);
+  }
+
+  void write_v(int layer, int row, int kv_head, const float* values) const {
+    const int slot = in.positions[row] % kBlockTokens;
+    Weight* unit = unit_place(layer, 1, kv_head).of(in, w.row_sequence[row], in.positions[row] / kBlockTokens);
+    for (int i = 0; i < t.head_dim; i++)
+      unit[(slot / P::step * t.head_dim + i) * P::step + slot % P::step] = P::to_weight(values[i]);
+  }
+
+  // Where a (layer, kind, kv head) lies in every block; the address is that of kernels/spec.py.
+  struct UnitPlace {
+    const PageTable& table;
+    int64_t page_in_block, offset;
+
+    Weight* of(const StepInput& in, int64_t sequence, int64_t block) const {
+      const int64_t page = table.pages[(sequence * table.blocks + block) * table.pages_per_block + page_in_block];
+      return reinterpret_cast<Weight*>(in.pool + page * in.page_bytes + offset);
+    }
+  };
+  UnitPlace unit_place(int layer, int kind, int kv_head) const {
+    const int64_t unit_bytes = static_cast<int64_t>(kBlockTokens) * t.head_dim * sizeof(Weight);
+    const int64_t units_per_page = in.page_bytes / unit_bytes;
+    const int64_t unit = (t.group_layer[layer] * 2 + kind) * t.kv_heads + kv_head;
+    return {in.tables[t.group[layer]], unit / units_per_page, unit % units_per_page * unit_bytes};
+  }
+
+  // ------------------------------------------------------------------------------------------------------ attention
+  // One tile of a claimed piece.
+  struct Work {
+    const Piece* piece = nullptr;
+    int kv_head = 0, tile = 0;
+    bool is_first = false;  // of all that this worker does in the layer
+    bool is_last() const { return tile + 1 == piece->end_tile; }
+    Work following() const { return {piece, kv_head, tile + 1}; }
+  };
+
+  int first_seen(int layer_window, int position) const { return layer_window ? std::max(0, position + 1 - layer_window) : 0; }
+
+  // Prefill: blocks of kBlockQueries rows. Decode of few sequences: every tile a piece of its own, for all workers.
+  void plan_attention(int threads) {
+    w.blocks.clear();
+    w.row_sequence.resize(in.rows);
+    const int most = std::max(1, kBlockQueries / d.group_size);
+    for (int sequence = 0; sequence < in.sequences; sequence++) {
+      const int first = in.query_starts[sequence], end = in.query_starts[sequence + 1];
+      std::fill(w.row_sequence.begin() + first, w.row_sequence.begin() + end, sequence);
+      for (int row = first; row < end; row += most) w.blocks.push_back({sequence, row, std::min(most, end - row)});
+    }
+    const bool cut = threads > 1 && t.kv_heads * static_cast<int>(w.blocks.size()) < 4 * threads;
+    w.pieces.resize(d.group_count);
+    w.cut_pieces = 0;
+    for (int group = 0; group < d.group_count; group++) plan_pieces(group, cut);
+  }
+
+  void plan_pieces(int group, bool cut) {
+    int window = 0, number = 0;
+    for (int layer = 0; layer < t.layers; layer++)
+      if (t.group[layer] == group) window = t.window[layer];
+    auto& pieces = w.pieces[group];
+    pieces.clear();
+    for (int block = 0; block < static_cast<int>(w.blocks.size()); block++) {
+      const int position = in.positions[w.blocks[block].first_row];
+      const int first = first_seen(window, position) / kTile, end = (position + w.blocks[block].positions - 1) / kTile + 1;
+      const bool is_cut = cut && end - first > 1 && w.blocks[block].positions == 1;
+      if (!is_cut) {
+        pieces.push_back({block, first, end, -1, -1, 1});
+        continue;
+      }
+      const int first_number = number;
+      for (int tile = first; tile < end; tile++) pieces.push_back({block, tile, tile + 1, number++, first_number, end - first});
+    }
+    w.cut_pieces = std::max<int64_t>(w.cut_pieces, number);
+  }
+
+  // Kv head by kv head, so that sequences which share pages find them in the cache.
+  Work claim(int layer) const {
+    const auto& pieces = w.pieces[t.group[layer]];
+    const int number = __atomic_fetch_add(&w.claims[layer], 1, __ATOMIC_RELAXED), count = static_cast<int>(pieces.size());
+    if (number >= count * t.kv_heads) return {};
+    const Piece& piece = pieces[number % count];
+    return {&piece, number / count, piece.first_tile, true};
+  }
+
+  Queries<P> queries_of(int layer, const Work& work) const {
+    const QueryBlock& block = w.blocks[work.piece->block];
+    const Act* q = w.q + (work.kv_head * static_cast<int64_t>(in.rows) + block.first_row) * d.group_size * t.head_dim;
+    return {q, block.positions * d.group_size, d.group_size, t.head_dim, in.positions[block.first_row], t.window[layer], t.attention_scale};
+  }
+
+  void locate(int layer, const Work& work, Tile<P>& tile) const {
+    const QueryBlock& block = w.blocks[work.piece->block];
+    const int position = in.positions[block.first_row];
+    const int first = std::max(work.tile * kTileUnits, first_seen(t.window[layer], position) / kBlockTokens);
+    const int end = std::min((work.tile + 1) * kTileUnits, (position + block.positions - 1) / kBlockTokens + 1);
+    const UnitPlace k = unit_place(layer, 0, work.kv_head), v = unit_place(layer, 1, work.kv_head);
+    tile.start = first * kBlockTokens;
+    tile.units = end - first;
+    for (int unit = 0; unit < kTileUnits; unit++) {  // pointers beyond the last unit are only ever prefetched from
+      tile.k[unit] = k.of(in, block.sequence, std::min(first + unit, end - 1));
+      tile.v[unit] = v.of(in, block.sequence, std::min(first + unit, end - 1));
+    }
+  }
+
+  State state_of(const Worker& worker, const Work& work, const Queries<P>& queries) const {
+    if (work.piece->pieces > 1) return cut_state(work.kv_head, work.piece->number);
+    const int64_t size = State::floats(std::max(kBlockQueries, d.group_size), t.head_dim);
+    return {w.states + worker.number * size, queries.rows};
+  }
+
+  State cut_state(int kv_head, int number) const {
+    const int64_t size = State::floats(d.group_size, t.head_dim);
+    return {w.cut_states + (kv_head * w.cut_pieces + number) * size, d.group_size};
+  }
+
+  // Of a block in several pieces, the worker that ends the last one folds them, in order.
+  void finish(const Work& work, const Queries<P>& queries, State state) const {
+    const Piece& piece = *work.piece;
+    if (piece.pieces > 1) {
+      int32_t& finished = w.finished[work.kv_head * w.blocks.size() + piece.block];
+      if (__atomic_add_fetch(&finished, 1, __ATOMIC_ACQ_REL) < piece.pieces) return;
+      finished = 0;
+      state = cut_state(work.kv_head, piece.first_number);
+      for (int number = 1; number < piece.pieces; number++)
+        fold_state(state, cut_state(work.kv_head, piece.first_number + number), queries.rows, t.head_dim);
+    }
+    for (int row = 0; row < queries.rows; row++) {
+      const vf share = set(1.f / sum_of_lanes(load(state.sum + row * kLanes)));
+      const int token = w.blocks[piece.block].first_row + row / d.group_size;
+      const int head = work.kv_head * d.group_size + row % d.group_size;
+      Act* place = w.attended + static_cast<int64_t>(token) * d.heads_width + head * t.head_dim;
+      for (int dim = 0; dim < t.head_dim; dim += kLanes)
+        P::store_act(place + dim, mul(load(state.output + row * t.head_dim + dim), share));
+    }
+  }
+
+  const Decoder<P>& d;
+  const Traits& t;
+  const StepInput& in;
+  Workspace<P>& w;
+
+};
+
+}  // namespace arena
