@@ -180,7 +180,7 @@ class Reading:
 def read(exchange: Exchange) -> Reading:
     times, texts, used, failure = [], [], {}, exchange.failure
     status, writes = response(exchange.reads)
-    if status != "200":
+    if exchange.reads and status != "200":
         failure = failure or f"HTTP {status}: {b''.join(data for _, data in writes)[:300].decode(errors='replace')}"
     for when, event in events(writes):
         content = json.loads(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,11 @@ import time
 import httpx
 import pytest
 
+import kernels
+from engine.child import register
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.server import EngineServer
 from tests.engine.server_fixture import EngineProcess, TinyModel
 
 SERVE = [sys.executable, "-m", "engine", "serve", "--kv-memory-bytes", "4MiB", "--backend", "reference"]
@@ -104,3 +110,48 @@ def test_unknown_variable_of_the_environment_is_named():
     ended = subprocess.run(SERVE, capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 2
     assert "unknown setting: ARENA_ENGINE_KV_MEMROY" in ended.stderr
+
+
+def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted():
+    code = (
+        "import sys\n"
+        "from engine import core\n"
+        "from engine.__main__ import main\n"
+        "step = core.Engine.step\n"
+        "def step_until_asked(self):\n"
+        "    if self._requests:\n"
+        "        raise RuntimeError('the memory is on fire')\n"
+        "    return step(self)\n"
+        "core.Engine.step = step_until_asked\n"
+        f"sys.exit(main({[*SERVE[3:], '--port', '0']!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    url = json.loads(process.stdout.readline())["url"]
+    register(url, TinyModel("m").as_dict())
+    failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the"}, timeout=10)
+    _, stderr = process.communicate(timeout=20)
+    assert failed.status_code == 500
+    assert failed.json()["error"]["type"] == "server_error"
+    assert process.returncode == 1
+    assert "the memory is on fire" in stderr
+
+
+async def asked_health(engine: Engine, config: EngineConfig) -> httpx.Response:
+    transport = httpx.ASGITransport(EngineServer(engine, config).app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.get("/health")
+
+
+def test_health_is_bad_and_says_why_when_the_engine_thread_has_ended():
+    config = EngineConfig(kv_memory_bytes=2**20, backend="reference", dtype="float32")
+    engine = Engine(config, kernels.load("reference"))
+
+    def burn() -> bool:
+        raise RuntimeError("the memory is on fire")
+
+    engine.step = burn
+    engine.start()
+    engine._thread.join(5)
+    health = asyncio.run(asked_health(engine, config))
+    assert health.status_code == 503
+    assert "the memory is on fire" in health.json()["engine_thread"]

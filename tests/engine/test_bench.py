@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import bench
+from engine.__main__ import parser
+from engine.bench import Ask, Exchange, Load, Writer, child_arguments, drive, events, load_of, read, response, summary
+from engine.child import PeakMemory
+from engine.config import FIELDS, EngineConfig
+from tests.engine.tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer(adds_bos=False)
+
+
+def tokens(text: str) -> int:
+    return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 15, 40, 512])
+def test_texts_have_exactly_the_tokens_asked_for(size):
+    assert tokens(Writer(TOKENIZER, "seed").text(size)) == size
+
+
+@pytest.mark.parametrize(("name", "requests", "concurrency"), [("W1", 64, 16), ("W2", 64, 16), ("W3", 8, 1)])
+def test_lengths_of_a_load_never_change_and_its_words_do(name, requests, concurrency):
+    first, second = (load_of(name, TOKENIZER, seed) for seed in ("1", "2"))
+    assert (len(first.asks), first.concurrency) == (requests, concurrency)
+
+    def sizes(load: Load) -> list:
+        return [([tokens(message["content"]) for message in ask.messages], ask.max_tokens) for ask in load.asks]
+
+    assert sizes(first) == sizes(second)
+    assert {ask.messages[-1]["content"] for ask in first.asks}.isdisjoint(
+        ask.messages[-1]["content"] for ask in second.asks
+    )
+
+
+def test_w1_shares_a_system_prompt_of_512_tokens():
+    load = load_of("W1", TOKENIZER, "0")
+    assert {ask.messages[0]["content"] for ask in load.asks} == {load.asks[0].messages[0]["content"]}
+    assert tokens(load.asks[0].messages[0]["content"]) == 512
+    assert {tokens(ask.messages[1]["content"]) for ask in load.asks} == {40}
+    assert {ask.max_tokens for ask in load.asks} == {128}
+
+
+def test_w2_has_the_mean_lengths_of_chats():
+    load = load_of("W2", TOKENIZER, "0")
+    assert sum(tokens(ask.messages[0]["content"]) for ask in load.asks) / 64 == pytest.approx(162, abs=1)
+    assert sum(ask.max_tokens for ask in load.asks) / 64 == pytest.approx(143, abs=1)
+
+
+def chunked(*writes: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(write), write) for write in (*writes, b""))
+
+
+def delta(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+def test_answer_reads_the_same_however_it_was_cut_on_its_way():
+    used = {"completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+    last = b"data: " + json.dumps({"choices": [], "usage": used}).encode() + b"\n\ndata: [DONE]\n\n"
+    raw = chunked(delta("né"), delta("data: \n\n") + delta("c"), last)
+    for cut in range(1, len(raw)):
+        reading = read(Exchange(10.0, [(11.0, raw[:cut]), (12.0, raw[cut:])]))
+        assert (reading.text, reading.tokens, reading.cached_tokens, reading.failure) == ("nédata: \n\nc", 3, 2, "")
+        assert reading.times == sorted(reading.times)
+    one_by_one = [(float(index), raw[index : index + 1]) for index in range(len(raw))]
+    assert read(Exchange(0.0, one_by_one)).text == "nédata: \n\nc"
+
+
+def test_event_has_the_time_at_which_its_last_byte_came():
+    raw = chunked(delta("a"), delta("b"))
+    end_of_a = raw.index(delta("a")) + len(delta("a"))
+    for cut, expected in ((end_of_a - 1, [2.0, 2.0]), (end_of_a, [1.0, 2.0])):
+        status, writes = response([(1.0, raw[:cut]), (2.0, raw[cut:])])
+        assert status == "200"
+        assert [when for when, _ in events(writes)] == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "failure"),
+    [
+        (b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nbusy", "HTTP 503: busy"),
+        (chunked(delta("a"), b'data: {"error": {"message": "boom"}}\n\n'), "boom"),
+        (chunked(delta("a")), "no answer"),
+        (chunked(delta("a"))[:-20], "no answer"),
+        (b"", "no answer"),
+    ],
+)
+def test_answer_that_failed_is_counted_as_an_error(raw, failure):
+    reading = read(Exchange(0.0, [(1.0, raw)] if raw else []))
+    assert failure in reading.failure
+    assert summary(Load("x", (Ask((), 1),), 1), [reading], 1.0, None)["errors"] == 1
+
+
+def test_load_runs_against_a_live_engine(engine):
+    asks = tuple(Ask(({"role": "user", "content": f"number {n}"},), 8 + n) for n in range(6))
+    load = Load("six", asks, 3)
+    exchanges, seconds = asyncio.run(drive(load, engine.url, "llama", None))
+    result = summary(load, [read(each) for each in exchanges], seconds, 100)
+    assert (result["errors"], result["output_tokens"]) == (0, sum(ask.max_tokens for ask in asks))
+    assert result["tokens_per_second"] > 0
+    assert 0 < result["ttft_ms"]["median"] <= result["ttft_ms"]["p95"]
+    assert set(result) >= {"load", "tokens_per_second", "ttft_ms", "itl_ms", "peak_pss_mib", "errors"}
+
+
+def test_unknown_model_is_an_error_of_every_request(engine):
+    load = Load("bad", tuple(Ask(({"role": "user", "content": "x"},), 2) for _ in range(3)), 2)
+    exchanges, seconds = asyncio.run(drive(load, engine.url, "nobody", None))
+    result = summary(load, [read(each) for each in exchanges], seconds, None)
+    assert result["errors"] == 3
+    assert "nobody" in result["first_error"]
+
+
+def test_engine_that_is_not_there_is_an_error_too():
+    load = Load("none", (Ask(({"role": "user", "content": "x"},), 2),), 1)
+    exchanges, seconds = asyncio.run(drive(load, "http://127.0.0.1:1", "m", None))
+    assert summary(load, [read(each) for each in exchanges], seconds, None)["errors"] == 1
+
+
+def test_child_gets_every_setting_but_where_to_listen():
+    config = EngineConfig(kv_memory_bytes=2**22, check_integrity=True, dtype="float32", cache_folder=Path("/c"))
+    arguments = child_arguments(config, argparse.Namespace(config=None))
+    options = parser().parse_args(["serve", *arguments])
+    flags = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
+    assert EngineConfig.load(flags, environ={}) == replace(config, host="127.0.0.1", port=8001)
+
+
+def test_peak_memory_sees_what_was_held_and_given_back():
+    with PeakMemory(os.getpid()) as before:
+        pass
+    with PeakMemory(os.getpid()) as peak:
+        held = bytearray(os.urandom(1024)) * (200 * 1024)
+        peak._over.wait(0.6)
+        del held
+    assert peak.mib - before.mib > 150
+
+
+def test_table_shows_every_row_and_the_ratio():
+    row = summary(Load("x", (), 1), [], 1.0, None)
+    text = bench.table({"ours": row, "theirs": row}, 5.25)
+    assert "ours" in text and "theirs" in text and "5.25" in text
