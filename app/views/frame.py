@@ -1,0 +1,180 @@
+"""The page around a Gradio view: head, header, language, and what the page may load.
+
+Gradio renders its own document; the frame takes from it the scripts that start Gradio and puts them into ours, with a
+nonce for each inline script. It also answers /leaderboard and /admin without their trailing slash, chooses the
+language, keeps visitors out of the admin view, and closes the routes of Gradio that this product has no use for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.views.templates import templates
+from app.views.words import LANGUAGES, choose_language, words_for
+
+Words = Mapping[str, str]
+LANGUAGE_COOKIE = "arena_language"
+YEAR_SECONDS = 365 * 24 * 3600
+NOT_KEPT = {"Cache-Control": "no-store"}
+
+# What Gradio's page and its clients call; its uploads, proxies, files and run history are not served at all.
+OPEN_GRADIO_ROUTES = frozenset({"app_id", "call", "cancel", "heartbeat", "info", "queue", "run", "startup-events"})
+GRADIO_ROUTE = re.compile(r"/gradio_api/(?P<name>[^/]*)")
+INLINE_SCRIPT = re.compile(r"<script>(window\.gradio_\w+ = .*?;)</script>", re.DOTALL)
+LINKED = re.compile(r'<script type="module"[^>]*></script>|<link rel="stylesheet"[^>]*>')
+
+
+@dataclass(frozen=True)
+class View:
+    """One page. `build` lays out its Gradio controls (None: it has none); `slots` renders the HTML that is put into
+    the columns of those elem_ids, and shown until Gradio has started. `name` begins its words, scripts and styles."""
+
+    path: str
+    name: str
+    build: Callable[[Words, Any], gr.Blocks] | None
+    slots: Callable[[Request, Any, Words], Awaitable[dict[str, str]]]
+    styles: tuple[str, ...] = ()
+    admin: bool = False
+    in_navigation: bool = True
+
+
+def policy(nonce: str) -> str:
+    """Gradio sets style attributes, hence unsafe-inline for styles; no script runs but ours and Gradio's own files."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'nonce-{nonce}'",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "manifest-src 'self'",
+            "base-uri 'self'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def mounted_at(view: View, language: str) -> str:
+    """English at the address itself, so that Gradio's own clients find it; other languages below /<language>."""
+    prefix = "" if language == "en" else f"/{language}"
+    return prefix + view.path if view.path != "/" else prefix or "/"
+
+
+class Frame:
+    """ASGI middleware around the application that the views are mounted on."""
+
+    def __init__(self, app: ASGIApp, *, views: Sequence[View], services: Any, signed_in: Callable[[Request], bool]):
+        self.app = app
+        self.views = views
+        self.services = services
+        self.signed_in = signed_in
+        self.pages = {mounted_at(view, language): view for view in views for language in LANGUAGES}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        closed = GRADIO_ROUTE.search(scope["path"])
+        if closed and closed["name"] not in OPEN_GRADIO_ROUTES:
+            return await PlainTextResponse("Not found", status_code=404)(scope, receive, send)
+        view = self.pages.get(scope["path"].rstrip("/") or "/")
+        if view is None or scope["method"] not in ("GET", "HEAD"):
+            return await self.app(scope, receive, send)
+        response = await self.answer(view, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def answer(self, view: View, request: Request) -> Response:
+        if view.admin and not self.signed_in(request):
+            return RedirectResponse("/admin/login", status_code=303)
+        language = language_of(request)
+        words = words_for(language)
+        slots = await view.slots(request, self.services, words)
+        if "part" in request.query_params:
+            part = slots.get(request.query_params["part"])
+            return HTMLResponse(part or "", 404 if part is None else 200, headers=NOT_KEPT)
+        gradio = await self.gradio(view, language, request) if view.build else None
+        page = self.render(view, language, words, slots=slots, gradio=gradio, signed_in=self.signed_in(request))
+        remember_language(page, request)
+        return page
+
+    async def gradio(self, view: View, language: str, request: Request) -> str:
+        """The tags that start Gradio, from the page that it would have served."""
+        path = mounted_at(view, language).rstrip("/") + "/"
+        scope = {**request.scope, "path": path, "raw_path": path.encode(), "method": "GET", "query_string": b""}
+        return gradio_parts(await body_of(self.app, scope, request.receive))
+
+    def render(
+        self, view: View, language: str, words: Words, *, slots: Mapping[str, str], gradio: str | None, signed_in: bool
+    ) -> Response:
+        nonce = secrets.token_urlsafe(16)
+        shown = [each for each in self.views if each.in_navigation and (signed_in or not each.admin)]
+        html = templates.get_template("page.jinja").render(
+            view=view,
+            words=words,
+            language=language,
+            other_language=next(code for code in LANGUAGES if code != language),
+            navigation=[(each.path, words[f"nav_{each.name}"]) for each in shown],
+            data=as_script_data({"language": language, "words": words}),
+            slots={slot: Markup(content) for slot, content in slots.items()},
+            gradio=Markup((gradio or "").replace("<script>", f'<script nonce="{nonce}">')),
+            signed_in=signed_in,
+        )
+        return HTMLResponse(html, headers={**NOT_KEPT, "Content-Security-Policy": policy(nonce)})
+
+
+def language_of(request: Request) -> str:
+    return choose_language(
+        request.query_params.get("lang"),
+        request.cookies.get(LANGUAGE_COOKIE),
+        request.headers.get("accept-language"),
+    )
+
+
+def remember_language(response: Response, request: Request) -> None:
+    asked = request.query_params.get("lang")
+    if asked in LANGUAGES:
+        response.set_cookie(LANGUAGE_COOKIE, asked, max_age=YEAR_SECONDS, samesite="lax", httponly=True)
+
+
+def as_script_data(value: Any) -> Markup:
+    """JSON that no text in it can end: "</script>" inside is written with escapes."""
+    return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))
+
+
+def gradio_parts(document: str) -> str:
+    """The tags of Gradio's own page that start it. Raises LookupError where that page is not what we know."""
+    inline, linked = INLINE_SCRIPT.findall(document), LINKED.findall(document)
+    if len(inline) < 1 or len(linked) < 2:
+        raise LookupError("Gradio's page has changed: its config or its script was not found")
+    mode = 'window.__gradio_mode__ = "app";'
+    return "\n".join([*(f"<script>{script}</script>" for script in [*inline, mode]), *linked])
+
+
+async def body_of(app: ASGIApp, scope: Scope, receive: Receive) -> str:
+    """What `app` answers to a request without a body. Raises LookupError where that is no page."""
+    status = 0
+    body = bytearray()
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            body.extend(message.get("body", b""))
+
+    await app(scope, receive, send)
+    if status != 200:
+        raise LookupError(f"Gradio answered {status} to {scope['path']}")
+    return body.decode()

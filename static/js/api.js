@@ -1,0 +1,34 @@
+// Calls to /api. A refusal becomes an ApiError with the sentence to show; no connection has status 0.
+
+import { page, say } from "./frame.js";
+
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    Object.assign(this, { status, code });
+  }
+}
+
+export function refusal(status, body) {
+  const { code = "", message = "" } = body?.error ?? {};
+  return new ApiError(status, code, page.words[`error_${code}`] ?? (message || say("went_wrong")));
+}
+
+/** The JSON of the answer, or null where there is none. */
+export async function call(method, path, body, { signal } = {}) {
+  const options = { method, signal, headers: { Accept: "application/json" } };
+  if (body !== undefined) {
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let response;
+  try {
+    response = await fetch(`/api${path}`, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "offline", say("connection_lost"));
+  }
+  const answer = await response.json().catch(() => null);
+  if (!response.ok) throw refusal(response.status, answer);
+  return answer;
+}
