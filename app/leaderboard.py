@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 VERSION = version("paged-arena")
 WINNERS = {"a": "left", "b": "right"}  # the words of a CSV file for our kinds of vote; the other kinds are words of it
 LIVE_ELO = ("elo", "none")  # method and interval under which Elo is kept vote by vote
+
+
+_computing = threading.Lock()
 
 
 def utc_now() -> datetime:
@@ -56,6 +60,15 @@ def board(
     Raises ValueError for a method or interval that there is not, DatabaseUnavailable.
     """
     ci = choose_interval(method, ci)
+    with database.session(read_only=True) as session:
+        cached = _cached_board(session, method, ci, queries.last_vote_id(session))
+    if cached is not None:
+        return cached
+    with _computing:  # many ask at once after a vote: the first computes, the others find what it kept
+        return _compute_board(database, method, ci, clock)
+
+
+def _compute_board(database: Database, method: str, ci: str, clock: Callable[[], datetime]) -> Board:
     with database.session(read_only=True) as session:
         last_vote_id = queries.last_vote_id(session)
         cached = _cached_board(session, method, ci, last_vote_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import delete, select
@@ -119,6 +120,15 @@ def test_cache_outlives_the_process(arena, connect, monkeypatch):
     computed = arena.board()
     monkeypatch.setattr(leaderboard, "rate", lambda *args, **kwargs: pytest.fail("computed again"))
     assert leaderboard.board(connect()) == computed
+
+
+def test_many_who_ask_at_once_wait_for_one_computation(arena, monkeypatch):
+    arena.vote_often(10)
+    computed = []
+    monkeypatch.setattr(leaderboard, "rate", lambda *args, **kwargs: computed.append(1) or rate(*args, **kwargs))
+    with ThreadPoolExecutor(8) as threads:
+        boards = list(threads.map(lambda _: arena.board(), range(8)))
+    assert len(set(boards)) == 1 and len(computed) == 1
 
 
 def test_next_vote_makes_the_board_anew(arena):

@@ -178,6 +178,16 @@ def test_battle_is_votable_only_when_both_sides_have_answered(database, visitor_
         assert not queries.make_votable(session, battle.id, NOW), "it already is"
 
 
+def test_answer_stopped_by_the_visitor_counts_if_it_says_anything(database, visitor_id, model_ids):
+    for text_b, votable in (("No", True), (" \n", False)):
+        with database.session() as session:
+            battle = add_battle(session, visitor_id, model_ids[:2])
+            answers = queries.current_answers(session, battle.id)
+            queries.end_answer(session, answers[1, "a"].id, "done", text="Yes.")
+            queries.end_answer(session, answers[1, "b"].id, "stopped", text=text_b)
+            assert queries.make_votable(session, battle.id, NOW) == votable
+
+
 def test_next_turn_needs_a_votable_battle_and_takes_the_vote_away(database, visitor_id, votable):
     with database.session() as session:
         turn, answers = queries.add_turn(session, votable.id, "And then?", later(1))
