@@ -21,7 +21,7 @@ from app.errors import BadInput, PromptTooLong
 from app.leaderboard import board
 from app.security import client_address, is_https
 from app.services import Services
-from app.streams import peer_silence_seconds
+from app.sockets import peer_silence_seconds
 from app.visitors import VisitorView
 
 router = APIRouter(prefix="/api")

@@ -17,11 +17,10 @@ from typing import Any
 
 from app import leaderboard_cli
 from app.config import AppConfig, engine_environment
-from app.engine_client import EngineClient
 from app.errors import ArenaError, BadInput, ConfigError
 from app.model_rules import SAMPLING, SOURCES, check_path
 from app.registry import ModelView, Registry, insert_model, retire_model, seed_default_models, update_model
-from app.service_file import engine_url
+from app.service_file import engine_of_running_arena
 from db.connect import Database
 from db.errors import DatabaseError
 
@@ -132,7 +131,7 @@ def observed(config: AppConfig, database: Database) -> list[ModelView]:
     """The models, as the engine of a running arena tells of them."""
 
     async def look() -> list[ModelView]:
-        engine = EngineClient(lambda: engine_url(config), api_key=config.engine_api_key)
+        engine = engine_of_running_arena(config)
         registry = Registry(config, database, engine, clock=time.monotonic)
         try:
             await registry.observe()

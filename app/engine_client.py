@@ -168,7 +168,7 @@ class EngineClient:
     # Models
 
     async def models(self) -> dict[str, EngineModel]:
-        answer = await self._ask("GET", "/models")
+        answer = await self._ask("GET", "/models", key=self._admin_key)
         known = EngineModel.__dataclass_fields__
         return {
             each["name"]: EngineModel(**{key: value for key, value in each.items() if key in known})

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before the next start; the last one repeats
 SETTLED_SECONDS = 30.0  # an engine that lived so long starts again at once
-END_SECONDS = 2.0  # from SIGTERM to SIGKILL
+END_SECONDS = 0.5  # from SIGTERM to SIGKILL: an engine has nothing to save
 
 
 class EngineProcess:

@@ -271,9 +271,10 @@ class Registry:
             if await self._change_local(wanted, serving):
                 serving = await self._engine.models()
         except EngineError as error:
-            if self._local:
+            says = f"the engine does not serve yet: {error}"
+            if says != self._engine_says:
                 log.warning("engine does not answer", extra={"reason": str(error)})
-            self._local, self._asked, self._engine_says = {}, {}, f"the engine does not serve yet: {error}"
+            self._local, self._asked, self._engine_says = {}, {}, says
             return
         self._local = {name: status for name, status in serving.items() if name in wanted}
 

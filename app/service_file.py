@@ -1,7 +1,11 @@
-"""The note that a running arena leaves in its data folder, so that the command line finds its engine."""
+"""The note that a running arena leaves in its data folder, so that the command line finds its engine.
+
+Only the folder's owner reads it: it holds the key with which that engine's models are listed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,7 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from app.config import AppConfig
+from app.engine_client import EngineClient
 from app.errors import ConfigError
+
+NAME = "service.json"
 
 
 class ServiceFile:
@@ -17,7 +24,8 @@ class ServiceFile:
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = (folder / "service.json").open("a+", encoding="utf-8")
+        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file: IO[str] = os.fdopen(descriptor, "r+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -30,7 +38,8 @@ class ServiceFile:
         self.write()
 
     def write(self, **note: str | int | None) -> None:
-        self._file.truncate(0)
+        self._file.seek(0)
+        self._file.truncate()
         json.dump({"pid": os.getpid(), **note}, self._file)
         self._file.flush()
 
@@ -39,11 +48,10 @@ class ServiceFile:
         self._file.close()
 
 
-def engine_url(config: AppConfig) -> str | None:
-    """The engine of the arena that runs on this data folder; None where none does."""
-    if config.engine_url:
-        return config.engine_url
-    try:
-        return json.loads((config.data_folder / "service.json").read_text(encoding="utf-8")).get("engine_url")
-    except (OSError, json.JSONDecodeError):
-        return None
+def engine_of_running_arena(config: AppConfig) -> EngineClient:
+    """A client of the engine of the arena that runs on this data folder; of none where none does."""
+    note = {"engine_url": config.engine_url or None, "engine_key": config.engine_admin_key or config.engine_api_key}
+    if not config.engine_url:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            note = json.loads((config.data_folder / NAME).read_text(encoding="utf-8"))
+    return EngineClient(lambda: note.get("engine_url"), api_key=note.get("engine_key"))

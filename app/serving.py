@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import signal
 import socket
 import sys
@@ -18,46 +20,82 @@ from app.logs import write_logs_to
 from app.registry import ModelView
 from app.service_file import ServiceFile
 from app.services import Services, build_services
-from app.web import KnownSocket, create_app
+from app.sockets import KnownSocket
 
 LOOK_SECONDS = 0.2  # between two looks at how far the models are
 END_SECONDS = 1  # for requests in flight, from Ctrl-C on
 
 
 def run(config: AppConfig, config_file: Path | None = None) -> int:
-    """Serves until a signal. Raises ConfigError where it cannot begin."""
+    """Serves until a signal, then ends the process. Raises ArenaError or DatabaseError where it cannot begin."""
     service_file = ServiceFile(config.data_folder)
     write_logs_to(None if config.log_to_stderr else config.data_folder / "logs" / "web.jsonl")
     listening = bind(config.host, config.port)
     services = build_services(config, config_file=config_file, announce_password=print_password)
-    server = Server(services)
+    loop = asyncio.new_event_loop()
     try:
-        asyncio.run(serve(server, services, listening, service_file))
+        loop.run_until_complete(run_until_signal(Website(services, listening), service_file))
     finally:
         service_file.close()
-    return 0 if server.started else 1
+    sys.stdout.flush()
+    os._exit(0)  # all is saved and closed; taking a hundred modules apart would cost seconds
 
 
-async def serve(server: Server, services: Services, listening: socket.socket, service_file: ServiceFile) -> None:
-    announcing = asyncio.create_task(announce(server, services, address_of(listening), service_file))
+async def run_until_signal(website: Website, service_file: ServiceFile) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, website.end)
+    announcing = asyncio.create_task(announce(website, service_file))
     try:
-        await server.serve(sockets=[listening])
+        await website.run()
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)
 
 
-class Server(uvicorn.Server):
-    """Uvicorn, ended by the first signal at once and cleanly: what streams is saved while connections close."""
+class Website:
+    """The services, and the server through which browsers reach them."""
 
-    def __init__(self, services: Services, *, signals: bool = True):
-        """`signals` False leaves them alone: for a server in a thread, which its starter ends."""
-        super().__init__(
+    def __init__(self, services: Services, listening: socket.socket):
+        self.services = services
+        self.address = address_of(listening)
+        self._listening = listening
+        self._ended = asyncio.Event()
+        self._server: Server | None = None
+
+    @property
+    def serves(self) -> bool:
+        return self._server is not None and self._server.started
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def run(self) -> None:
+        """Until `end`: then what streams is saved while connections close, and the engine ends."""
+        ended = asyncio.create_task(self._ended.wait())
+        serving = asyncio.create_task(self._serve())
+        try:
+            await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises why it could not begin
+        finally:
+            ended.cancel()
+            if self._server is None:
+                serving.cancel()
+            else:
+                self._server.should_exit = True
+            await asyncio.gather(self.services.close(), serving, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        await self.services.start()
+        app = await asyncio.to_thread(make_app, self.services)  # while the engine loads
+        gc.collect()
+        gc.freeze()  # what was made until now stays; later collections need not walk it
+        self._server = Server(
             uvicorn.Config(
-                create_app(services),
+                app,
                 http=KnownSocket,
                 ws="none",
-                lifespan="on",
+                lifespan="off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -65,25 +103,21 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=END_SECONDS,
             )
         )
-        self._services = services
-        self._signals = (signal.SIGINT, signal.SIGTERM) if signals else ()
-        self._ending: asyncio.Task | None = None
+        await self._server.serve(sockets=[self._listening])
+
+
+def make_app(services: Services):
+    from app.web import create_app  # imports Gradio, which takes seconds
+
+    return create_app(services)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that leaves signals to us."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in self._signals:
-            loop.add_signal_handler(number, self._end)
-        try:
-            yield
-        finally:
-            for number in self._signals:
-                loop.remove_signal_handler(number)
-
-    def _end(self) -> None:
-        self.force_exit = self.should_exit  # a second signal waits for nothing
-        self.should_exit = True
-        self._ending = self._ending or asyncio.create_task(self._services.close())
+        yield
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -110,23 +144,24 @@ def print_password(password: str) -> None:
     print(f"Admin password, shown this once: {password}", file=sys.stderr, flush=True)
 
 
-async def announce(server: Server, services: Services, address: str, service_file: ServiceFile) -> None:
+async def announce(website: Website, service_file: ServiceFile) -> None:
     """Shows how the models load, and one line with the address once each of them is ready or has failed."""
+    services = website.services
     progress = Progress()
     engine_url = None
     ready = False
     while True:
         if services.process and services.process.url() != engine_url:
             engine_url = services.process.url()
-            service_file.write(url=address, engine_url=engine_url)
+            service_file.write(url=website.address, engine_url=engine_url, engine_key=services.config.engine_admin_key)
         if not ready:
             progress.show(services.registry.loading())
-            if server.started and services.registry.settled():
+            if website.serves and services.registry.settled():
                 ready = True
                 progress.end()
                 for line in troubles(await services.registry.models(retired=False)):
                     print(line, file=sys.stderr)
-                print(f"Paged Arena is ready: {address}", flush=True)
+                print(f"Paged Arena is ready: {website.address}", flush=True)
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from contextlib import asynccontextmanager
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it would call home
 
@@ -14,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app import api, views
 from app.errors import ArenaError, BodyTooLarge, NotFound, StorageUnavailable
@@ -36,15 +33,8 @@ NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please 
 
 
 def create_app(services: Services) -> FastAPI:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI):
-        await services.start()
-        try:
-            yield
-        finally:
-            await services.close()
-
-    app = FastAPI(title="Paged Arena", lifespan=lifespan, redoc_url=None)
+    """Serves what `services` are; whoever started them ends them."""
+    app = FastAPI(title="Paged Arena", redoc_url=None)
     app.state.services = services
     app.include_router(api.router)
     app.include_router(api.admin_router)
@@ -144,11 +134,3 @@ class Guard:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"This is too large: at most {self._max_body_bytes:,} bytes can be sent.")
-
-
-class KnownSocket(H11Protocol):
-    """Lets a request find its socket in scope["state"], so that a reader that went silent can be told."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, "socket": transport.get_extra_info("socket")}

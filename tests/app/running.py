@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -13,8 +14,8 @@ from typing import Any
 
 import httpx
 
+from app import serving
 from app.config import AppConfig
-from app.serving import Server, bind
 from app.services import build_services
 from db import queries
 from db.connect import Database
@@ -40,19 +41,24 @@ class Website:
             fill(self.config.database, models)
 
     def __enter__(self) -> Website:
-        self.listening = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.listening = serving.bind("127.0.0.1", 0)
+        self.url = serving.address_of(self.listening)
         self.services = build_services(self.config)
-        self._server = Server(self.services, signals=False)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self.listening]}, name="website", daemon=True
-        )
+        self._loop = asyncio.new_event_loop()
+        self._website = serving.Website(self.services, self.listening)
+        self._thread = threading.Thread(target=self._run, name="website", daemon=True)
         self._thread.start()
-        until(lambda: self._server.started, seconds=30)
+        until(lambda: self._website.serves or not self._thread.is_alive(), seconds=30)
         return self
 
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._website.run())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
     def __exit__(self, *raised: object) -> None:
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._website.end)
         self._thread.join(15)
         assert not self._thread.is_alive(), "the website did not end"
         self.listening.close()
