@@ -32,6 +32,9 @@ def postgresql_url() -> Iterator[str]:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no PostgreSQL server could be started: {error}")
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")  # nothing here has to outlive a power cut
+        connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)

@@ -246,7 +246,7 @@ def test_full_disk_takes_no_vote_and_keeps_the_battle_votable(nearly_full):
     with pytest.raises(DatabaseUnavailable):
         while True:
             with database.session() as session:
-                battle = add_votable_battle(session, visitor_id, models, prompt="?" * 500)
+                battle = add_votable_battle(session, visitor_id, models, prompt="?" * 3000)
             battles.append(battle.id)
 
     def vote(battle_id):

@@ -86,12 +86,12 @@ def _upgrade(url: str) -> None:
 
 def test_processes_that_start_at_once_migrate_once(empty_url):
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_upgrade, args=(empty_url,)) for _ in range(3)]
+    processes = [spawn.Process(target=_upgrade, args=(empty_url,)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_migration_that_fails_leaves_nothing_behind(connect, monkeypatch):

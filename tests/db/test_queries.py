@@ -317,7 +317,7 @@ def test_of_32_votes_at_once_one_counts_and_the_rest_are_told_so(database, visit
 
 
 def test_of_32_votes_from_several_processes_one_counts(connect, database, visitor_id, votable):
-    others = iter([connect(max_connections=1) for _ in range(32)])
+    others = iter([connect(max_connections=1, busy_timeout_seconds=60) for _ in range(32)])
 
     def vote():
         with next(others).session() as session:
