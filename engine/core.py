@@ -395,7 +395,6 @@ class Engine:
             model.status = "ready"
             return
         model.prefilling = Sequence(model.checkpoint.space, prefix, max_tokens=0, owner=model)
-        model.prefilling.cached_tokens = 0  # not a request: not counted as served from the cache
         self.scheduler.add(model.prefilling)
 
     def _settle(self, model: Model) -> list[int]:

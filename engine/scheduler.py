@@ -106,6 +106,8 @@ class Scheduler:
         for sequence in own:
             if sequence.state is not State.RUNNING:
                 break  # preempted by an older one just now, and so were all after it
+            if sequence.uncomputed > 1 and budget:
+                self.kv.rematch(sequence)
             count = 1 if sequence.uncomputed == 1 else min(sequence.uncomputed, budget)
             if count == 0 or not self._make_room(sequence, count):
                 continue

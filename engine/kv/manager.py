@@ -134,24 +134,24 @@ class KVManager:
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were
         promised and a watermark. `alone`: nobody runs, so nobody needs to be left anything."""
-        space = sequence.space
-        hit = space.cache.match(sequence)
-        blocks = space.cache.held(sequence, hit)
-        table = BlockTable(space, blocks, room=blocks_of(sequence.length) + 2)
-        table.promised = self._pages_to_finish(sequence, table)
+        table = self._matched(sequence, sequence.space.cache.match(sequence))
         revived = sum(block.group.pages_per_block for block in table.held() if block.references == 0)
         spare = 0 if alone else self.promised_pages + self._watermark_pages
         if table.promised + revived + spare > self.blocks.available_pages:
             return False
-        for block in table.held():
-            self.blocks.retain(block)
-        self.promised_pages += table.promised
-        self.tables[sequence] = sequence.table = table
-        sequence.computed = hit * BLOCK_TOKENS
-        if sequence.cached_tokens is None:  # once: what a preempted sequence finds again was served before
-            sequence.cached_tokens = sequence.computed
-            self.cached_tokens_served += sequence.computed
+        if sequence.cached_tokens is None:
+            self._count_served(sequence, 0, table.capacity)
+        self._take(sequence, table)
         return True
+
+    def rematch(self, sequence: Sequence) -> None:
+        """Lets a sequence that prefills skip what others have published since it was admitted."""
+        hit = sequence.space.cache.match(sequence)
+        if hit * BLOCK_TOKENS > sequence.computed:
+            old, computed = sequence.table, sequence.computed
+            self._take(sequence, self._matched(sequence, hit))
+            self._release_table(old)
+            self._count_served(sequence, computed, sequence.computed)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Makes room for the KV of `tokens` tokens more; False, and nothing taken, where the pages do not suffice."""
@@ -195,7 +195,6 @@ class KVManager:
                 if block.references == 1:
                     self.blocks.unpublish(block)
         self._release_table(table)
-        self._keep_promise(table, table.promised)
         sequence.table, sequence.computed = None, 0
 
     # Pinned prefixes
@@ -262,6 +261,28 @@ class KVManager:
 
     # Private
 
+    def _matched(self, sequence: Sequence, hit: int) -> BlockTable:
+        """A table of the `hit` blocks that are cached; holds no reference yet."""
+        blocks = sequence.space.cache.held(sequence, hit)
+        table = BlockTable(sequence.space, blocks, room=blocks_of(sequence.length) + 2)
+        table.promised = self._pages_to_finish(sequence, table)
+        return table
+
+    def _take(self, sequence: Sequence, table: BlockTable) -> None:
+        for block in table.held():
+            self.blocks.retain(block)
+        self.promised_pages += table.promised
+        self.tables[sequence] = sequence.table = table
+        sequence.computed = table.capacity
+
+    def _count_served(self, sequence: Sequence, start: int, end: int) -> None:
+        """Of the prompt of a request, and once: what a preempted one finds again was computed or served before."""
+        if sequence.limit == sequence.prompt_length:
+            return  # a system prompt on its way to be pinned
+        served = min(end, sequence.prompt_length) - min(start, sequence.prompt_length)
+        sequence.cached_tokens = (sequence.cached_tokens or 0) + served
+        self.cached_tokens_served += served
+
     def _pages_to_finish(self, sequence: Sequence, table: BlockTable) -> int:
         """Pages that the uncached rest of the sequence takes at most, with one block to decode into."""
         length = min(sequence.length + BLOCK_TOKENS, sequence.limit)
@@ -284,6 +305,7 @@ class KVManager:
             table.first[number] = max(seen, table.first[number])
 
     def _release_table(self, table: BlockTable) -> None:
+        self._keep_promise(table, table.promised)
         for bundle in zip(*(reversed(column) for column in table.blocks), strict=True):
             for block in bundle:
                 if block is not None:

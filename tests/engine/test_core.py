@@ -1,0 +1,654 @@
+"""The engine as a whole, over fake checkpoints whose answers show every wrong page; see `fake_runner`."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine, ModelSpec
+from engine.errors import (
+    BadRequest,
+    CheckpointError,
+    ContextTooLong,
+    EngineDead,
+    InvalidParameter,
+    ModelNotFound,
+    ModelNotReady,
+    QueueFull,
+)
+from engine.sequence import SamplingParams
+from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner
+from tests.engine.rig import Rig
+
+GEOMETRIES = {"full": FULL, "hybrid": HYBRID, "sliding": SLIDING, "two windows": TWO_WINDOWS}
+every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+SYSTEM_PROMPT = "You answer in one short sentence, and you never say what you are. " * 2
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(10, 300, count).tolist()
+
+
+def rig_of(geometry=FULL, names="a", **options) -> Rig:
+    """Models a, b ... over checkpoints a, b ..., all of one geometry."""
+    rig = Rig({name: FakeRunner(geometry, name) for name in names}, **options)
+    for name in names:
+        rig.put(name)
+    return rig
+
+
+# Right answers
+
+
+@every_geometry
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 48, 100])
+def test_a_prompt_of_any_length_is_answered_as_without_pages(geometry, length):
+    answer = rig_of(geometry, max_batch_tokens=32).generate("a", words(length), max_tokens=40)
+    assert answer.token_ids == answer.expected()
+    assert answer.reason == "length"
+
+
+@every_geometry
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_neighbours_sharing_and_page_order_change_nothing(geometry, sharing, seed):
+    rig = rig_of(geometry, names="ab", seed=seed, enable_prefix_cache=sharing, max_batch_tokens=48)
+    asked = [(name, words(60)[:length]) for length in (5, 16, 40, 60) for name in "ab" for _ in range(2)]
+    answers = [rig.ask(name, prompt, 20, temperature) for name, prompt in asked for temperature in (0, 0.8)]
+    rig.drain()
+    assert [a.token_ids for a in answers] == [a.expected() for a in answers]
+    assert (rig.engine.kv()["cached_tokens_served"] > 0) == sharing
+
+
+@pytest.mark.parametrize("pages", [18, 22, 30])
+@every_geometry
+def test_preempted_sequences_say_what_they_would_have_said(geometry, pages):
+    rig = rig_of(geometry, pages=pages, max_batch_tokens=16, prefill_tokens_beside_decodes=16)
+    longest = min(rig.memory.longest(rig.engine._models["a"].checkpoint.space, 90), 90)
+    answers = [rig.ask("a", words(12, seed), longest - 12, temperature=seed % 2) for seed in range(5)]
+    rig.drain()
+    assert [a.token_ids for a in answers] == [a.expected() for a in answers]
+
+
+@pytest.mark.parametrize("at", range(1, 41))
+def test_preemption_after_any_number_of_tokens_loses_and_repeats_nothing(at):
+    rig = rig_of(HYBRID)
+    first, second = rig.ask("a", words(20, 1), 45), rig.ask("a", words(20, 2), 45, temperature=1.0)
+    rig.until(lambda: len(second.token_ids) == at)
+    rig.scheduler._preempt(rig.scheduler.running[-1])
+    rig.drain()
+    assert (first.token_ids, second.token_ids) == (first.expected(), second.expected())
+    assert second.last.cached_tokens == 0, "what it found again after the preemption is not a saving"
+
+
+@every_geometry
+def test_a_prompt_of_whole_blocks_sent_twice(geometry):
+    rig = rig_of(geometry)
+    for length in (16, 32, 64):
+        once, twice = (rig.generate("a", words(length, seed=length)) for _ in range(2))
+        assert once.token_ids == twice.token_ids == once.expected()
+        assert (once.last.cached_tokens, twice.last.cached_tokens) == (0, length - 16)
+
+
+@every_geometry
+def test_a_second_turn_finds_the_first_with_its_answer(geometry):
+    rig = rig_of(geometry)
+    first = rig.generate("a", words(50), max_tokens=30)
+    second = rig.generate("a", [*words(50), *first.token_ids, *words(20, seed=1)])
+    assert second.last.cached_tokens == 64  # 79 tokens have KV: four whole blocks
+    assert second.token_ids == second.expected()
+
+
+def test_two_of_one_prompt_in_one_step_and_one_aborted_midway():
+    rig = rig_of(HYBRID, max_batch_tokens=32)
+    first, second = rig.ask("a", words(90), 20), rig.ask("a", words(90), 20)
+    for _ in range(2):
+        rig.engine.step()
+    rig.engine.abort(first.id)
+    rig.drain()
+    assert (first.reason, second.reason) == ("abort", "length")
+    assert second.token_ids == second.expected()
+
+
+def test_a_request_that_comes_while_its_prefix_is_being_computed_uses_only_what_is_done():
+    rig = rig_of(HYBRID, max_batch_tokens=24)
+    first = rig.ask("a", words(90), 20)
+    rig.engine.step()
+    rig.engine.step()
+    second = rig.ask("a", words(90), 20)
+    rig.drain()
+    assert 0 < second.last.cached_tokens <= 80
+    assert first.token_ids == second.token_ids == first.expected()
+
+
+@every_geometry
+def test_of_prompts_that_come_at_once_the_later_ones_use_what_the_first_computed(geometry):
+    rig = rig_of(geometry, max_batch_tokens=48)
+    answers = [rig.ask("a", [*words(90), tail], 6) for tail in range(10, 18)]
+    rig.drain()
+    assert rig.engine.load()["computed_tokens"] < 8 * (91 + 5) / 2
+    assert all(0 <= answer.last.cached_tokens <= 90 for answer in answers)
+    assert rig.engine.kv()["cached_tokens_served"] == sum(answer.last.cached_tokens for answer in answers)
+    assert [a.token_ids for a in answers] == [a.expected() for a in answers]
+
+
+def test_five_hundred_aborts_at_random_times_leave_nothing_behind():
+    rig, choose = rig_of(HYBRID, names="ab", pages=120, check_integrity=False), random.Random(0)
+    answers = [rig.ask(choose.choice("ab"), words(choose.randint(1, 70), i % 5), 30) for i in range(500)]
+    for answer in choose.sample(answers, len(answers)):
+        rig.engine.abort(answer.id)
+        if choose.random() < 0.3:
+            rig.engine.step()
+            rig.memory.check_integrity()
+    rig.drain()
+    assert {answer.reason for answer in answers} <= {"abort", "length"}
+    assert rig.engine.load()["waiting"] == rig.engine.load()["running"] == 0
+
+
+# What ends an answer
+
+
+def test_an_end_token_ends_the_answer_and_has_no_text():
+    rig = rig_of()
+    expected = rig.generate("a", words(20), max_tokens=20).token_ids
+    end = expected[5]
+    rig.checkpoints["a"].eos_token_ids = frozenset({end})
+    answer = rig.generate("a", words(20), max_tokens=20)
+    count = expected.index(end) + 1
+    assert (answer.token_ids, answer.reason, answer.last.completion_tokens) == (expected[:count], "stop", count)
+    assert answer.text == TOKENIZER.decode(expected[: count - 1], skip_special_tokens=True).rstrip("\ufffd")
+
+
+def test_end_tokens_are_ignored_on_request():
+    rig = rig_of()
+    rig.checkpoints["a"].eos_token_ids = frozenset(range(384))
+    assert rig.generate("a", words(20), max_tokens=9).last.completion_tokens == 1
+    assert rig.generate("a", words(20), max_tokens=9, ignore_eos=True).last.completion_tokens == 9
+
+
+def test_a_stop_token_ends_the_answer_too():
+    rig = rig_of()
+    expected = rig.generate("a", words(20)).token_ids
+    answer = rig.generate("a", words(20), stop_token_ids=(expected[3],))
+    assert (answer.reason, answer.token_ids) == ("stop", expected[: expected.index(expected[3]) + 1])
+
+
+def test_none_of_several_end_tokens_comes_before_min_tokens():
+    rig = rig_of()
+    rig.checkpoints["a"].eos_token_ids = ends = frozenset(range(0, 384, 2))
+    answer = rig.generate("a", words(20), max_tokens=60, min_tokens=10)
+    assert answer.reason == "stop"
+    assert not ends & set(answer.token_ids[:10])
+    assert answer.token_ids == answer.expected()
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_in_its_text():
+    rig = rig_of()
+    text = rig.generate("a", words(20), max_tokens=40).text
+    stop = text[7:11]
+    answer = rig.generate("a", words(20), max_tokens=40, stop=(stop,))
+    assert (answer.reason, answer.text) == ("stop", text[: text.index(stop)])
+
+
+def test_max_tokens_of_nothing_and_of_one():
+    rig = rig_of()
+    none, one = rig.generate("a", words(20), max_tokens=0), rig.generate("a", words(20), max_tokens=1)
+    assert (none.reason, none.token_ids, none.last.prompt_tokens) == ("length", [], 20)
+    assert (one.reason, one.token_ids) == ("length", one.expected())
+
+
+def test_without_a_seed_two_answers_differ_and_with_one_they_do_not():
+    rig = rig_of()
+    unseeded = [rig.generate("a", words(9), temperature=1.0, seed=None).token_ids for _ in range(2)]
+    seeded = [rig.generate("a", words(9), temperature=1.0, seed=5).token_ids for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+    assert seeded[0] == seeded[1]
+
+
+# Faults
+
+
+def test_a_row_of_nan_fails_its_own_request_only():
+    rig = rig_of(HYBRID)
+    rig.checkpoints["a"].nan_token = 7
+    good, bad = rig.ask("a", words(40), 20), rig.ask("a", [*words(40, seed=1), 7], 20)
+    rig.drain()
+    assert (good.token_ids, good.reason) == (good.expected(), "length")
+    assert (bad.reason, bad.token_ids) == ("error", [])
+    rig.checkpoints["a"].nan_token = None
+    again = rig.generate("a", [*words(40, seed=1), 7])
+    assert again.last.cached_tokens == 0, "what a failed request wrote is not found"
+
+
+def test_a_failing_forward_fails_its_own_requests_and_the_engine_goes_on():
+    rig = rig_of(HYBRID, names="ab")
+    rig.checkpoints["a"].crash_token = 7
+    bad, other = rig.ask("a", [*words(40), 7], 20), rig.ask("b", words(40), 20)
+    rig.drain()
+    assert (bad.reason, other.reason) == ("error", "length")
+    assert "crash token" in bad.last.error
+    assert rig.generate("a", words(40)).reason == "length"
+
+
+def test_a_consumer_that_raises_harms_nobody_else():
+    rig = rig_of()
+
+    def broken(event):
+        raise OSError("gone")
+
+    rig.engine.submit("a", words(20), SamplingParams(20), broken)
+    good = rig.generate("a", words(20, seed=1))
+    assert good.token_ids == good.expected()
+    assert rig.engine.load()["running"] == 0
+
+
+# Refusals
+
+
+def test_refusals_name_the_numbers():
+    rig = rig_of(pages=40)  # 320 tokens
+    rig.checkpoints["c"] = FakeRunner(FULL, "c", context_length=100)
+    rig.put("c")
+    for ask, error, said in (
+        (lambda: rig.ask("c", words(90), 20), ContextTooLong, "90.*20.*100"),
+        (lambda: rig.ask("c", words(101), 1), ContextTooLong, "101.*100"),
+        (lambda: rig.ask("a", words(300), 21), ContextTooLong, "300.*21.*320"),
+        (lambda: rig.ask("a", [], 1), InvalidParameter, "empty"),
+        (lambda: rig.ask("a", [5, 384], 1), InvalidParameter, "383"),
+        (lambda: rig.ask("a", [-1], 1), InvalidParameter, "383"),
+        (lambda: rig.ask("nobody", [5], 1), ModelNotFound, "nobody"),
+    ):
+        with pytest.raises(error, match=said):
+            ask()
+    assert rig.scheduler.idle
+
+
+def test_what_no_longer_fits_beside_a_later_system_prompt_is_refused_with_both_numbers():
+    rig = rig_of(pages=40)
+    rig.put("b", "a", system_prompt=SYSTEM_PROMPT)
+    pinned = rig.memory.pinned_pages
+    assert pinned > 0
+    with pytest.raises(BadRequest, match=f"40 pages.*{40 - pinned} to be had"):
+        rig.ask("a", words(310), 10)
+
+
+def test_a_full_queue_says_so():
+    rig = rig_of(max_waiting=3)
+    answers = [rig.ask("a", words(5)) for _ in range(3)]
+    with pytest.raises(QueueFull, match="3"):
+        rig.ask("a", words(5))
+    rig.drain()
+    assert {answer.reason for answer in answers} == {"length"}
+
+
+# Models and checkpoints
+
+
+def test_models_of_one_checkpoint_run_in_the_same_forward():
+    rig = rig_of()
+    rig.put("twin", "a", system_prompt="x")
+    rig.checkpoints["a"].batch_sizes.clear()
+    answers = [rig.ask(name, words(10), 20) for name in ("a", "twin")]
+    rig.drain()
+    assert set(rig.checkpoints["a"].batch_sizes) == {2}
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_two_checkpoints_advance_together():
+    rig = rig_of(names="ab")
+    left, right = rig.ask("a", words(30), 40), rig.ask("b", words(30), 40)
+    while rig.engine.step():
+        assert abs(len(left.token_ids) - len(right.token_ids)) <= 1
+
+
+@every_geometry
+def test_a_system_prompt_is_computed_once_and_found_by_every_chat(geometry):
+    rig = Rig({"a": FakeRunner(geometry, "a")}, pages=120, max_batch_tokens=32)
+    rig.put("a", system_prompt=SYSTEM_PROMPT)
+    (status,) = rig.engine.models()
+    pinned = rig.engine.kv()["pages"]["pinned"]
+    whole_blocks = status.system_prompt_tokens // 16 * 16
+    assert whole_blocks >= 48 and pinned > 0
+    for seed in range(30):  # enough others to evict all that can be
+        rig.generate("a", words(100, seed), max_tokens=20)
+    assert rig.engine.kv()["evicted_blocks"] > 0
+    chat = rig.checkpoints["a"].chat.encode(
+        [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is a page?"}]
+    )
+    answer = rig.generate("a", chat, max_tokens=20)
+    assert answer.last.cached_tokens == whole_blocks
+    assert answer.token_ids == answer.expected()
+    rig.engine.delete_model("a")
+    rig.drain()
+    assert rig.engine.kv()["pages"] == {"total": 120, "free": 120, "cached": 0, "used": 0, "pinned": 0}
+
+
+def test_models_with_one_system_prompt_pin_it_once():
+    rig = rig_of()
+    rig.put("one", "a", system_prompt=SYSTEM_PROMPT)
+    pinned = rig.memory.pinned_pages
+    rig.put("two", "a", system_prompt=SYSTEM_PROMPT)
+    assert rig.memory.pinned_pages == pinned
+    rig.engine.delete_model("one")
+    rig.drain()
+    assert rig.memory.pinned_pages == pinned
+
+
+def test_a_system_prompt_too_long_for_the_pool_or_the_context_fails_its_model_only():
+    rig = rig_of(pages=16)
+    rig.put("greedy", "a", system_prompt=SYSTEM_PROMPT)
+    rig.put("short", "a", system_prompt=SYSTEM_PROMPT, context_length=20)
+    reasons = {status.name: status.reason for status in rig.engine.models()}
+    assert "kv_memory_bytes" in reasons["greedy"]
+    assert "allows 20" in reasons["short"]
+    with pytest.raises(ModelNotReady, match="allows 20"):
+        rig.ask("short", [5])
+    assert rig.generate("a", words(20)).reason == "length"
+
+
+def test_the_same_spec_again_changes_nothing():
+    rig = rig_of()
+    answer = rig.ask("a", words(20), 20)
+    rig.engine.step()
+    before = rig.engine._models["a"]
+    rig.put("a")
+    assert rig.engine._models["a"] is before
+    rig.drain()
+    assert answer.token_ids == answer.expected()
+
+
+def test_another_system_prompt_replaces_the_model_and_its_requests_go_on():
+    rig = rig_of()
+    rig.put("a", system_prompt=SYSTEM_PROMPT)
+    answer = rig.ask("a", words(20), 30)
+    rig.engine.step()
+    rig.put("a", system_prompt=SYSTEM_PROMPT + "Be brief. " * 6)
+    assert len(rig.memory.pins) == 1
+    rig.drain()
+    assert (answer.token_ids, answer.reason) == (answer.expected(), "length")
+    assert len(rig.engine.models()) == 1
+
+
+def test_another_checkpoint_under_the_same_name_ends_its_requests():
+    rig = rig_of(names="ab")
+    rig.put("x", "a")
+    answer = rig.ask("x", words(20), 30)
+    rig.engine.step()
+    rig.put("x", "b")
+    rig.drain()
+    assert (answer.reason, answer.last.error) == ("error", "the model x was removed")
+
+
+def test_deleting_a_model_ends_its_requests_in_every_state_and_returns_its_pages():
+    rig = rig_of(names="ab", max_sequences=2)
+    doomed = [rig.ask("a", words(40, seed), 30) for seed in range(3)]
+    for _ in range(3):
+        rig.engine.step()
+    late = rig.ask("a", words(10))
+    rig.engine.delete_model("a")
+    other = rig.generate("b", words(20))
+    assert [answer.reason for answer in (*doomed, late)] == ["error"] * 4
+    assert other.token_ids == other.expected()
+    assert list(rig.engine.kv()["checkpoints"]) == ["b"]
+    with pytest.raises(ModelNotFound):
+        rig.engine.delete_model("a")
+
+
+def test_a_request_for_a_model_deleted_before_it_arrived_is_told():
+    rig = rig_of(names="ab")
+    ready = rig.engine._ready("a")
+    rig.engine.delete_model("a")
+    rig.engine._ready = lambda name: ready  # as if asked just before the deletion
+    answer = rig.ask("a", words(10))
+    rig.drain()
+    assert answer.reason == "error"
+
+
+def test_pages_of_an_unloaded_checkpoint_serve_another():
+    rig = rig_of(names="a", pages=40)
+    rig.generate("a", words(200), max_tokens=20)
+    rig.engine.delete_model("a")
+    rig.checkpoints["b"] = FakeRunner(HYBRID, "b")
+    rig.put("b")
+    answer = rig.generate("b", words(100), max_tokens=20)
+    assert answer.token_ids == answer.expected()
+
+
+def test_other_weights_under_the_same_name_find_nothing_of_the_old():
+    rig = rig_of()
+    rig.generate("a", words(64))
+    rig.engine.delete_model("a")
+    rig.drain()
+    rig.checkpoints["a"] = FakeRunner(FULL, "retrained")
+    rig.put("a")
+    answer = rig.generate("a", words(64))
+    assert (answer.last.cached_tokens, answer.token_ids) == (0, answer.expected())
+
+
+def test_a_checkpoint_is_unloaded_with_its_last_model():
+    rig = rig_of()
+    rig.put("twin", "a")
+    rig.engine.delete_model("a")
+    rig.drain()
+    assert rig.generate("twin", words(20)).reason == "length"
+    rig.engine.delete_model("twin")
+    rig.drain()
+    assert rig.engine.kv()["checkpoints"] == {}
+    assert not rig.engine._checkpoints and not rig.memory.spaces
+
+
+class Loader:
+    """A `load` that a test lets go on, or fail."""
+
+    def __init__(self) -> None:
+        self.go_on, self.problem, self.loads = threading.Event(), None, 0
+
+    def __call__(self, source, progress):
+        self.loads += 1
+        progress(1, 4, "bytes")
+        while not self.go_on.wait(0.01):
+            progress(2, 4, "bytes")
+        progress(4, 4, "bytes")
+        if self.problem:
+            raise self.problem
+        return FakeRunner(FULL, source)
+
+
+def engine_with(load) -> Engine:
+    config = EngineConfig(dtype="float32", page_bytes=512, kv_memory_bytes=2**20, check_integrity=True)
+    engine = Engine(config, None, load)
+    engine.start()
+    return engine
+
+
+def wait_for(holds, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+def status_of(engine: Engine, name: str):
+    return next(status for status in engine.models() if status.name == name)
+
+
+@pytest.fixture
+def loading():
+    load = Loader()
+    engine = engine_with(load)
+    yield engine, load
+    load.go_on.set()
+    engine.close()
+
+
+def test_loading_shows_how_far_it_is_and_two_models_share_it(loading):
+    engine, load = loading
+    for name in ("one", "two"):
+        assert engine.put_model(ModelSpec(name, "a")).status == "loading"
+    wait_for(lambda: status_of(engine, "two").done == 2)
+    assert (status_of(engine, "one").total, status_of(engine, "one").unit) == (4, "bytes")
+    with pytest.raises(ModelNotReady, match="still loading"):
+        engine.runner_of("one")
+    load.go_on.set()
+    wait_for(lambda: status_of(engine, "one").status == status_of(engine, "two").status == "ready")
+    assert load.loads == 1
+    assert engine.runner_of("one")[0] is engine.runner_of("two")[0]
+    assert engine.runner_of("one")[1].context_length == status_of(engine, "one").context_length
+
+
+@pytest.mark.parametrize("problem", [CheckpointError("no such folder"), ZeroDivisionError("surprise")])
+def test_a_failed_load_says_why_and_is_tried_again_on_request(loading, problem):
+    engine, load = loading
+    load.problem = problem
+    load.go_on.set()
+    engine.put_model(ModelSpec("one", "a"))
+    wait_for(lambda: status_of(engine, "one").status == "failed")
+    assert str(problem) in status_of(engine, "one").reason
+    load.problem = None
+    assert engine.put_model(ModelSpec("one", "a")).status == "loading"
+    wait_for(lambda: status_of(engine, "one").status == "ready")
+
+
+def test_a_model_deleted_while_loading_stops_the_load(loading):
+    engine, load = loading
+    engine.put_model(ModelSpec("one", "a"))
+    wait_for(lambda: load.loads == 1)
+    engine.delete_model("one")
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
+    assert engine.models() == []
+    load.go_on.set()
+    engine.put_model(ModelSpec("one", "a"))
+    wait_for(lambda: status_of(engine, "one").status == "ready")
+    assert load.loads == 2
+
+
+# The thread
+
+
+@pytest.fixture
+def running():
+    engine = engine_with(lambda source, progress: FakeRunner(HYBRID, source))
+    for name in "ab":
+        engine.put_model(ModelSpec(name, name, SYSTEM_PROMPT))
+    wait_for(lambda: {status.status for status in engine.models()} == {"ready"})
+    yield engine
+    engine.close()
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.events, self.ended = [], threading.Event()
+
+    def __call__(self, event) -> None:
+        self.events.append(event)
+        if event.finish_reason:
+            self.ended.set()
+
+
+def test_many_threads_may_ask_abort_and_look_at_once(running):
+    inboxes = [Inbox() for _ in range(60)]
+
+    def ask(number: int) -> None:
+        request_id = running.submit("ab"[number % 2], words(30, number % 4), SamplingParams(30), inboxes[number])
+        assert running.kv()["pages"]["total"] == 2**20 // 512
+        if number % 3 == 0:
+            running.abort(request_id)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for inbox in inboxes:
+        assert inbox.ended.wait(20)
+    pages = running.kv()["pages"]
+    assert pages["used"] == pages["pinned"]
+    assert running.alive and running.failure is None
+
+
+def test_an_idle_engine_uses_no_processor(running):
+    inbox = Inbox()
+    running.submit("a", words(30), SamplingParams(3), inbox)
+    inbox.ended.wait(10)
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(1.5)  # long enough for the check at rest
+    assert time.process_time() - before < 0.15
+
+
+def test_closing_ends_what_runs(running):
+    inbox = Inbox()
+    running.submit("a", words(30), SamplingParams(1000), inbox)
+    wait_for(lambda: inbox.events)
+    running.close()
+    assert inbox.events[-1].finish_reason == "abort"
+    assert not running.alive and running.failure is None
+    with pytest.raises(EngineDead):
+        running.submit("a", words(30), SamplingParams(1), inbox)
+
+
+def test_books_that_do_not_add_up_end_the_thread_visibly(running):
+    inbox = Inbox()
+    running.submit("a", words(30), SamplingParams(1000), inbox)
+    wait_for(lambda: inbox.events)
+    running._ask(lambda: running.memory.pool.take(1))
+    assert inbox.ended.wait(10)
+    wait_for(lambda: not running.alive)
+    assert inbox.events[-1].finish_reason == "error"
+    assert "IntegrityError" in running.failure
+    for question in (running.kv, lambda: running.runner_of("a"), lambda: running.put_model(ModelSpec("c", "a"))):
+        with pytest.raises(EngineDead, match="IntegrityError"):
+            question()
+
+
+def test_books_are_checked_at_rest_without_being_asked_to():
+    config = EngineConfig(dtype="float32", page_bytes=512, kv_memory_bytes=2**20, check_integrity=False)
+    engine = Engine(config, None, lambda source, progress: FakeRunner(FULL, source))
+    engine.start()
+    engine._ask(lambda: engine.memory.pool.take(1))
+    wait_for(lambda: not engine.alive)
+    assert "IntegrityError" in engine.failure
+
+
+# Figures
+
+
+def test_kv_counts_every_page_once_and_names_who_holds_it():
+    rig = rig_of(HYBRID, names="ab", pages=200)
+    rig.put("a", system_prompt=SYSTEM_PROMPT)
+    answers = [rig.ask("a", words(40), 60), rig.ask("a", words(40), 60), rig.ask("b", words(20), 60)]
+    for _ in range(20):
+        rig.engine.step()
+    kv = rig.engine.kv()
+    pages = kv["pages"]
+    assert pages["total"] == pages["free"] + pages["cached"] + pages["used"] == 200
+    assert sum(each["pages_used"] for each in kv["checkpoints"].values()) == pages["used"]
+    assert sum(each["pages_cached"] for each in kv["checkpoints"].values()) == pages["cached"]
+    assert sum(each["pages_used"] for each in kv["models"].values()) == pages["used"]
+    assert kv["models"]["a"]["pages_pinned"] == pages["pinned"] > 0
+    assert (kv["models"]["a"]["running"], kv["models"]["b"]["running"]) == (2, 1)
+    assert kv["shared_blocks"] > 0
+    held = sum(answer.last.prompt_tokens + answer.last.completion_tokens - 1 for answer in answers)
+    assert kv["models"]["a"]["tokens"] + kv["models"]["b"]["tokens"] == held
+    assert 0.5 < kv["slot_utilisation"] < 1
+    rig.drain()
+    assert rig.engine.kv()["slot_utilisation"] == 1.0
+    assert rig.engine.kv()["window_blocks_freed"] > 0
+
+
+def test_load_counts_what_was_computed_and_generated():
+    rig = rig_of()
+    rig.generate("a", words(40), max_tokens=10)
+    load = rig.engine.load()
+    assert (load["computed_tokens"], load["generated_tokens"]) == (49, 10)
+    assert load["steps"] >= 10 and load["step_seconds"] > 0
+
+
+@pytest.mark.parametrize(("dtype", "page_bytes"), [("bfloat16", 8192), ("float32", 16384)])
+def test_the_pool_has_the_configured_size_in_pages_that_suit_the_type(dtype, page_bytes):
+    engine = Engine(EngineConfig(dtype=dtype, kv_memory_bytes=2**20), None)
+    assert engine.memory.pool.page_bytes == page_bytes
+    assert engine.memory.pool.total == 2**20 // page_bytes
