@@ -9,10 +9,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from app.config import AppConfig
 from app.errors import ConfigError
@@ -52,11 +53,20 @@ async def run_until_signal(website: Website, service_file: ServiceFile) -> None:
         await asyncio.gather(announcing, return_exceptions=True)
 
 
+def make_app(services: Services) -> ASGIApp:
+    from app.web import create_app  # imports Gradio, which takes seconds
+
+    return create_app(services)
+
+
 class Website:
     """The services, and the server through which browsers reach them."""
 
-    def __init__(self, services: Services, listening: socket.socket):
+    def __init__(
+        self, services: Services, listening: socket.socket, *, make_app: Callable[[Services], ASGIApp] = make_app
+    ):
         self.services = services
+        self._make_app = make_app
         self.address = address_of(listening)
         self._listening = listening
         self._ended = asyncio.Event()
@@ -87,7 +97,7 @@ class Website:
 
     async def _serve(self) -> None:
         await self.services.start()
-        app = await asyncio.to_thread(make_app, self.services)  # while the engine loads
+        app = await asyncio.to_thread(self._make_app, self.services)  # while the engine loads
         gc.collect()
         gc.freeze()  # what was made until now stays; later collections need not walk it
         self._server = Server(
@@ -104,12 +114,6 @@ class Website:
             )
         )
         await self._server.serve(sockets=[self._listening])
-
-
-def make_app(services: Services):
-    from app.web import create_app  # imports Gradio, which takes seconds
-
-    return create_app(services)
 
 
 class Server(uvicorn.Server):

@@ -162,38 +162,39 @@ class Audience:
 class Lockstep:
     """How many characters of both answers may be shown: one number for both sides.
 
-    It follows the shorter of the texts that are still being written, at most at `pace`. Once a side has been shown to
-    its end the other goes on no faster than before, lest its speed betray it, unless it would lag behind for longer
-    than `lag_seconds`.
+    It follows the shorter of the texts that are not yet shown to their end, at most at `pace`. Once a side has been
+    shown to its end the other goes on no faster than before, lest its speed betray it, unless it would lag behind for
+    longer than `lag_seconds`.
     """
 
     def __init__(self, pace: Pace):
         self._pace = pace
         self._position = 0.0
         self._shown_seconds = 0.0
-        self._common_rate: float | None = None
+        self._alone_rate = 0.0  # of the side that goes on when the other has ended
         self._now: float | None = None
 
     def advance(self, now: float, arrived: Mapping[str, int], ended: Mapping[str, bool]) -> int:
         """`arrived`: characters by side; `ended`: whether no more will come."""
         elapsed = 0.0 if self._now is None else now - self._now
         self._now = now
-        writing = [arrived[side] for side in arrived if not ended[side]]
-        limit = min(writing) if writing else max(arrived.values(), default=0)
+        limit = min((arrived[side] for side in arrived if not self._is_shown(side, arrived, ended)), default=0)
         if limit > 0:
             self._shown_seconds += elapsed
             self._position = min(self._position + self._rate(arrived, ended, limit) * elapsed, limit)
         return int(self._position)
 
+    def _is_shown(self, side: str, arrived: Mapping[str, int], ended: Mapping[str, bool]) -> bool:
+        return ended[side] and arrived[side] <= self._position
+
     def _rate(self, arrived: Mapping[str, int], ended: Mapping[str, bool], limit: int) -> float:
         fastest = self._pace.characters_per_second
-        alone = any(ended[side] and arrived[side] <= self._position for side in arrived)
-        if not alone or self._position == 0:
+        if not any(self._is_shown(side, arrived, ended) for side in arrived) or self._position == 0:
             return fastest
-        if self._common_rate is None:
-            self._common_rate = self._position / max(self._shown_seconds, 1e-9)
-        backlog = limit - self._position
-        return min(fastest, max(self._common_rate, backlog / max(self._pace.lag_seconds, 1e-9)))
+        as_before = self._position / max(self._shown_seconds, 1e-9)
+        in_time = (limit - self._position) / max(self._pace.lag_seconds, 1e-9)
+        self._alone_rate = max(self._alone_rate or as_before, in_time)
+        return min(fastest, self._alone_rate)
 
 
 @dataclass

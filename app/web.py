@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it would call home
 
@@ -32,7 +33,7 @@ SECURITY_HEADERS = {
 NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please try again."
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: Services, *, mount_views: Callable[..., None] = views.mount) -> FastAPI:
     """Serves what `services` are; whoever started them ends them."""
     app = FastAPI(title="Paged Arena", redoc_url=None)
     app.state.services = services
@@ -43,7 +44,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(db_errors.NotFound, answer_not_found)
     app.add_exception_handler(RequestValidationError, answer_invalid_request)
     app.add_exception_handler(Exception, answer_bug)
-    views.mount(app, services, signed_in=lambda request: services.admin.auth_dependency(request) is not None)
+    mount_views(app, services, signed_in=lambda request: services.admin.auth_dependency(request) is not None)
     app.add_middleware(Guard, max_body_bytes=services.config.max_body_bytes)
     return app
 

@@ -16,7 +16,8 @@ import httpx
 
 from app import serving
 from app.config import AppConfig
-from app.services import build_services
+from app.services import Services, build_services
+from app.web import create_app
 from db import queries
 from db.connect import Database
 
@@ -32,9 +33,12 @@ class Website:
         *,
         engine_url: str = "",
         models: Sequence[tuple[str, str]] | None = (("alpha", "path:/alpha"), ("beta", "path:/beta")),
+        views: bool = False,
         **settings: Any,
     ):
+        """`views` False leaves Gradio's pages out, which take a second to mount; the rest is what it always is."""
         self.folder = folder
+        self._views = views
         values = {"data_folder": folder, "engine_url": engine_url, "admin_password": ADMIN_PASSWORD, "port": 0}
         self.config = AppConfig(**(values | {"sync_seconds": 0.1} | settings))
         if models is not None:
@@ -45,7 +49,8 @@ class Website:
         self.url = serving.address_of(self.listening)
         self.services = build_services(self.config)
         self._loop = asyncio.new_event_loop()
-        self._website = serving.Website(self.services, self.listening)
+        make_app = serving.make_app if self._views else without_views
+        self._website = serving.Website(self.services, self.listening, make_app=make_app)
         self._thread = threading.Thread(target=self._run, name="website", daemon=True)
         self._thread.start()
         until(lambda: self._website.serves or not self._thread.is_alive(), seconds=30)
@@ -75,6 +80,10 @@ class Website:
 
     def database(self) -> Database:
         return Database(self.config.database)
+
+
+def without_views(services: Services):
+    return create_app(services, mount_views=lambda *args, **named: None)
 
 
 def fill(url: str, models: Sequence[tuple[str, str]]) -> None:
