@@ -6,6 +6,7 @@ Knows the services only as what it is given: battles, votes and rules are elsewh
 
 from __future__ import annotations
 
+import mimetypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def mount(app: FastAPI, services: Any, *, signed_in: Callable[[Request], bool]) 
 
     The longest paths come first: what is mounted at / would swallow them.
     """
+    mimetypes.add_type("application/manifest+json", ".webmanifest")
     app.mount("/files", StaticFiles(directory=STATIC), name="files")
     mounts = [(mounted_at(view, language), view, language) for view in VIEWS for language in LANGUAGES if view.build]
     for path, view, language in sorted(mounts, key=lambda each: len(each[0]), reverse=True):

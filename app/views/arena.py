@@ -57,7 +57,8 @@ def hero(words: Mapping[str, str]) -> str:
     examples = "".join(
         f'<li><button type="button" class="example">{escape(words[key])}</button></li>' for key in EXAMPLES
     )
+    title = " ".join(f"<span>{escape(sentence)}</span>" for sentence in words["hero_title"].split("|"))
     return (
-        f"<h1>{escape(words['hero_title'])}</h1><p>{escape(words['hero_text'])}</p>"
+        f"<h1>{title}</h1><p>{escape(words['hero_text'])}</p>"
         f'<h2 id="examples-title">{escape(words["examples"])}</h2><ul aria-labelledby="examples-title">{examples}</ul>'
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +28,7 @@ Words = Mapping[str, str]
 LANGUAGE_COOKIE = "arena_language"
 YEAR_SECONDS = 365 * 24 * 3600
 NOT_KEPT = {"Cache-Control": "no-store"}
+KEPT = {"/assets/": "public, max-age=31536000, immutable", "/files/": "no-cache"}  # Gradio's carry a hash, ours do not
 
 # What Gradio's page and its clients call; its uploads, proxies, files and run history are not served at all.
 OPEN_GRADIO_ROUTES = frozenset({"app_id", "call", "cancel", "heartbeat", "info", "queue", "run", "startup-events"})
@@ -91,7 +93,7 @@ class Frame:
             return await PlainTextResponse("Not found", status_code=404)(scope, receive, send)
         view = self.pages.get(scope["path"].rstrip("/") or "/")
         if view is None or scope["method"] not in ("GET", "HEAD"):
-            return await self.app(scope, receive, send)
+            return await self.app(scope, receive, kept_by_browsers(scope["path"], send))
         response = await self.answer(view, Request(scope, receive))
         await response(scope, receive, send)
 
@@ -113,7 +115,7 @@ class Frame:
         """The tags that start Gradio, from the page that it would have served."""
         path = mounted_at(view, language).rstrip("/") + "/"
         scope = {**request.scope, "path": path, "raw_path": path.encode(), "method": "GET", "query_string": b""}
-        return gradio_parts(await body_of(self.app, scope, request.receive))
+        return gradio_parts(await body_of(self.app, scope, request.receive), path)
 
     def render(
         self, view: View, language: str, words: Words, *, slots: Mapping[str, str], gradio: str | None, signed_in: bool
@@ -129,9 +131,22 @@ class Frame:
             data=as_script_data({"language": language, "words": words}),
             slots={slot: Markup(content) for slot, content in slots.items()},
             gradio=Markup((gradio or "").replace("<script>", f'<script nonce="{nonce}">')),
-            signed_in=signed_in,
         )
         return HTMLResponse(html, headers={**NOT_KEPT, "Content-Security-Policy": policy(nonce)})
+
+
+def kept_by_browsers(path: str, send: Send) -> Send:
+    """`send`, saying how long a browser may keep a file; all else goes as it is."""
+    rule = next((rule for part, rule in KEPT.items() if part in path), None)
+    if rule is None:
+        return send
+
+    async def send_with_rule(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in (200, 304):
+            MutableHeaders(scope=message)["Cache-Control"] = rule
+        await send(message)
+
+    return send_with_rule
 
 
 def language_of(request: Request) -> str:
@@ -153,13 +168,18 @@ def as_script_data(value: Any) -> Markup:
     return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))
 
 
-def gradio_parts(document: str) -> str:
-    """The tags of Gradio's own page that start it. Raises LookupError where that page is not what we know."""
+def gradio_parts(document: str, path: str) -> str:
+    """The tags that start Gradio, of its own page at `path`. Raises LookupError where that page is not what we know."""
     inline, linked = INLINE_SCRIPT.findall(document), LINKED.findall(document)
     if len(inline) < 1 or len(linked) < 2:
         raise LookupError("Gradio's page has changed: its config or its script was not found")
     mode = 'window.__gradio_mode__ = "app";'
-    return "\n".join([*(f"<script>{script}</script>" for script in [*inline, mode]), *linked])
+    return "\n".join(
+        [
+            *(f"<script>{script}</script>" for script in [*inline, mode]),
+            *(tag.replace('"./', f'"{path}') for tag in linked),
+        ]
+    )
 
 
 async def body_of(app: ASGIApp, scope: Scope, receive: Receive) -> str:

@@ -14,6 +14,7 @@ const ACTIONS = {
 const { "admin-models": table, "admin-head": head, register } = await drawn("admin-models", "admin-head", "register", "register-head", "source-help", "field-source");
 const said = el("p", { id: "admin-said", class: "note bad", role: "alert", hidden: true });
 table.before(said);
+head.addEventListener("click", (event) => event.target.closest("#logout") && signOut());
 table.addEventListener("click", (event) => press(event.target.closest("button[data-action]")));
 byId("source-help").addEventListener("click", (event) => fill(event.target.closest("[data-source]")));
 new MutationObserver(markInvalid).observe(register, { subtree: true, attributes: true, attributeFilter: ["class"] });
@@ -70,4 +71,9 @@ function markInvalid() {
   for (const field of register.querySelectorAll("[id^=field-]")) {
     for (const input of field.querySelectorAll("input, textarea")) input.setAttribute("aria-invalid", String(field.classList.contains("invalid")));
   }
+}
+
+async function signOut() {
+  await call("POST", "/admin/logout");
+  location.assign("/");
 }

@@ -26,7 +26,7 @@ export async function call(method, path, body, { signal } = {}) {
     response = await fetch(`/api${path}`, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "offline", say("connection_lost"));
+    throw new ApiError(0, "offline", say("offline"));
   }
   const answer = await response.json().catch(() => null);
   if (!response.ok) throw refusal(response.status, answer);

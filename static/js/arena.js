@@ -17,30 +17,35 @@ const battle = { id: null, turn: 0, state: "idle", event: 0, prompts: [], follow
 let panels, composer, parts;
 let noticed = false;
 
+const shown = drawn("hero", "side-tabs", "panels", "chat-a", "chat-b", "dock", "reveal", "banner", "vote-bar", "battle-tools", ...Object.keys(VOTES),
+  "regenerate", "new-battle", "notice", "composer", "prompt", "counter", "send", "stop").then(connect);
 start();
 
+/** Asks for the battle of this visitor at once: nobody reading it for two seconds would end it while Gradio starts. */
 async function start() {
-  const asked = Promise.all([call("GET", "/battles/current").catch(() => null), call("GET", "/status").catch(() => null),
-    call("GET", "/notice").catch(() => null)]);
-  parts = await drawn("hero", "side-tabs", "panels", "chat-a", "chat-b", "dock", "reveal", "banner", "vote-bar", ...Object.keys(VOTES),
-    "regenerate", "new-battle", "notice", "composer", "prompt", "counter", "send", "stop");
-  panels = Object.fromEntries(SIDES.map((side) => [side, new Panel(parts[`chat-${side}`], side, retry)]));
-  composer = new Composer(parts, { onSend: send, onStop: stop, battle: () => (battle.state === "voted" ? null : battle.id) });
-  connect();
-  const [current, status, notice] = await asked;
+  const ask = (path) => call("GET", path).catch(() => null);
+  const [current, status, notice] = await Promise.all([ask("/battles/current"), ask("/status"), ask("/notice")]);
+  const snapshot = current && current.battle !== keep.get("left") ? await ask(`/battles/${current.battle}`) : null;
+  if (snapshot) Object.assign(battle, { id: snapshot.battle, event: snapshot.last_event_id });
+  if (snapshot?.state === "streaming") listen();
+  await shown;
   noticed = Boolean(notice?.accepted);
-  if (current && current.battle !== keep.get("left")) await resume(current.battle);
+  if (snapshot) draw(snapshot);
   else show("idle");
   if (!noticed) showNotice();
   watchStatus(status);
 }
 
-function connect() {
+function connect(drawnParts) {
+  parts = drawnParts;
+  panels = Object.fromEntries(SIDES.map((side) => [side, new Panel(parts[`chat-${side}`], side, retry)]));
+  composer = new Composer(parts, { onSend: send, onStop: stop, battle: () => (["votable", "streaming"].includes(battle.state) ? battle.id : null) });
   for (const [id, kind] of Object.entries(VOTES)) parts[id].addEventListener("click", () => vote(kind));
   for (const example of document.querySelectorAll("#hero .example")) example.addEventListener("click", () => useExample(example.textContent));
   parts["vote-bar"].setAttribute("role", "group");
   parts["vote-bar"].setAttribute("aria-label", say("vote_question"));
   parts["vote-bar"].prepend(el("p", { class: "vote-title" }, say("vote_question"), el("span", { class: "vote-keys" }, say("vote_keys"))));
+  parts["battle-tools"].append(el("button", { type: "button", id: "rematch", class: "quiet", onclick: rematch }, say("rematch")));
   parts.regenerate.addEventListener("click", regenerate);
   parts["new-battle"].addEventListener("click", newBattle);
   parts.banner.setAttribute("role", "status");
@@ -53,7 +58,7 @@ function connect() {
 function show(state) {
   battle.state = state;
   document.documentElement.dataset.battle = state;
-  composer.say(say({ streaming: "prompt_waiting", sending: "prompt_waiting", votable: "prompt_follow", interrupted: "prompt_voted", void: "prompt_voted", voted: "prompt_voted" }[state] ?? "prompt_first"));
+  composer.say(say({ streaming: "prompt_waiting", sending: "prompt_waiting", votable: "prompt_follow", interrupted: "prompt_new", void: "prompt_new", voted: "prompt_new" }[state] ?? "prompt_first"));
 }
 
 function banner(sentence, kind = "info") {
@@ -119,6 +124,7 @@ async function send(prompt) {
     banner("");
     composer.text = "";
     battle.id = id;
+    if (matchMedia("(pointer: coarse)").matches) composer.area.blur(); // the keyboard would cover the answers
     addTurn(turn, prompt);
     show("streaming");
     listen();
@@ -167,6 +173,7 @@ async function attempt(path) {
 async function refused(error, otherwise) {
   if (battle.id && (error.status === 404 || error.status === 409)) await reload(battle.id);
   banner(error.message || say(otherwise), "bad");
+  if (error.code === "not_ready") watchStatus(await call("GET", "/status").catch(() => null));
 }
 
 function newBattle() {
@@ -220,12 +227,9 @@ function reveal(kind, models) {
   parts.reveal.setAttribute("role", "status");
   parts.reveal.replaceChildren(
     el("div", { class: "reveal-card" },
-      el("div", { class: "reveal-text" },
-        el("p", { class: "verdict" }, say(`voted_${kind}`, models)),
-        el("p", { class: "names" }, ...SIDES.map((side) => el("span", { class: `name side-${side}` }, el("b", {}, say(`model_${side}`)), ` ${say("was")} `, el("strong", {}, models[side])))),
-        el("p", { class: "thanks" }, say("thanks"), " ", el("a", { href: "/leaderboard" }, say("to_leaderboard"))),
-      ),
-      el("button", { type: "button", class: "quiet rematch", onclick: rematch }, say("rematch")),
+      el("p", { class: "verdict" }, say(`voted_${kind}`, models)),
+      el("p", { class: "names" }, ...SIDES.map((side) => el("span", { class: `name side-${side}` }, el("b", {}, say(`model_${side}`)), ` ${say("was")} `, el("strong", {}, models[side])))),
+      el("p", { class: "thanks" }, say("thanks"), " ", el("a", { href: "/leaderboard" }, say("to_leaderboard"))),
     ),
   );
 }
@@ -237,9 +241,9 @@ function listen() {
   const following = (battle.following = new AbortController());
   follow(battle.id, battle.event, {
     signal: following.signal,
-    handle: (type, data, id) => following.signal.aborted || heard(type, data, id),
-    lost: () => banner(say("connection_lost"), "bad"),
-    back: () => banner(""),
+    handle: (type, data, id) => shown.then(() => following.signal.aborted || heard(type, data, id)),
+    lost: () => shown.then(() => banner(say("connection_lost"), "bad")),
+    back: () => shown.then(() => banner("")),
   }).then(
     (whole) => whole || following.signal.aborted || reload(battle.id),
     (error) => following.signal.aborted || refused(error, "went_wrong"),
@@ -254,18 +258,12 @@ function heard(type, data, id) {
     show(data.state);
     if (data.state !== "streaming") banner("");
     if (data.state === "interrupted" || data.state === "void") explain();
-    if (data.state === "votable" && document.activeElement === document.body) composer.focus();
   }
 }
 
 function heardSide({ turn, side, state, message }) {
   panels[side].state(turn, state, message);
   parts["side-tabs"].querySelector(`[data-side="${side}"]`).dataset.state = state;
-}
-
-async function resume(id) {
-  await reload(id);
-  if (battle.state === "streaming") listen();
 }
 
 async function reload(id) {

@@ -40,7 +40,7 @@ export function showSlots() {
 
 /** Asks the server for a slot's HTML again and shows it where it has changed; the focus stays on its button. */
 export async function refresh(slot) {
-  const response = await fetch(`?part=${slot.id}`).catch(() => null);
+  const response = await fetch(`${location.pathname}?part=${slot.id}`).catch(() => null);
   if (!response?.ok) return;
   const fresh = document.createElement("template");
   fresh.innerHTML = await response.text();
@@ -77,9 +77,4 @@ look.addEventListener("click", () => {
   document.documentElement.dataset.look = isDark() ? "light" : "dark";
   keep.set("look", document.documentElement.dataset.look);
   labelLook(look);
-});
-
-byId("logout")?.addEventListener("click", async () => {
-  await fetch("/api/admin/logout", { method: "POST" });
-  location.assign("/");
 });
