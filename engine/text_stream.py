@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"  # what the bytes of an unfinished character decode to
+MOST_TOKENS_A_CHARACTER = 4
 
 
 class TextStream:
@@ -22,11 +23,16 @@ class TextStream:
     ) -> None:
         self.stopped: str | None = None
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
+        whole, begun = split_at_whole_character(tokenizer, list(prompt_ids))
+        self._stream = DecodeStream(ids=whole, skip_special_tokens=True)
+        self._in_prompts_character = False
         self._undecoded: list[int] = []  # tokens since the last whole character
         self._stop = tuple(text for text in stop if text)
         self._tokens_before_stop = min_tokens
         self._held = ""  # decoded; may be the start of a stop string
+        for token_id in begun:
+            self._decode(token_id)
+        self._in_prompts_character = bool(begun)
 
     def push(self, token_id: int) -> str:
         """The text that is certain after this token, possibly empty."""
@@ -61,6 +67,8 @@ class TextStream:
         if text is None:
             return ""
         self._undecoded = []
+        if self._in_prompts_character:  # that the answer did not go on with
+            text, self._in_prompts_character = text.lstrip(REPLACEMENT), False
         return text
 
     def _release(self, text: str) -> str:
@@ -75,6 +83,16 @@ class TextStream:
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
+
+
+def split_at_whole_character(tokenizer: Tokenizer, ids: list[int]) -> tuple[list[int], list[int]]:
+    """The ids up to the end of a whole character, and those of one that is only begun (for a stream primed with half a
+    character lets out the whole prompt)."""
+    for begun in range(min(len(ids), MOST_TOKENS_A_CHARACTER) + 1):
+        whole = len(ids) - begun
+        if not tokenizer.decode(ids[max(0, whole - 16) : whole], skip_special_tokens=True).endswith(REPLACEMENT):
+            return ids[:whole], ids[whole:]
+    return [], []
 
 
 def overlap(text: str, stop: str) -> int:
