@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.config import FIELDS, EngineConfig
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.basicConfig(
             stream=sys.stderr,
             level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            format=options.log_format,
         )
         return options.command(config, options)
     except ConfigError as error:
@@ -44,10 +45,11 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="arena engine", description="The inference server of Paged Arena.")
     commands = top.add_subparsers(required=True, metavar="command")
     serving = commands.add_parser("serve", help="answer OpenAI's API over HTTP until a signal")
+    top.set_defaults(log_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     serving.set_defaults(command=serve)
     pulling = commands.add_parser("pull", help="fetch and convert checkpoints into the cache folder")
     pulling.add_argument("sources", nargs="*", default=DEFAULT_SOURCES, metavar="source", help="default: both defaults")
-    pulling.set_defaults(command=pull)
+    pulling.set_defaults(command=pull, log_format="%(message)s")
     benching = commands.add_parser("bench", help="measure tokens per second, latencies and memory over HTTP")
     benching.add_argument("load", nargs="?", default="W1", choices=("W1", "W2", "W3"), help="which load (default: W1)")
     benching.add_argument(
@@ -59,16 +61,18 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print one JSON document on stdout and nothing else there"
     )
     benching.set_defaults(command=bench)
-    for command in (serving, pulling, benching):
-        add_settings(command)
+    add_settings(serving, FIELDS)
+    add_settings(pulling, ("cache_folder", "log_level"))
+    add_settings(benching, [name for name in FIELDS if name not in ("host", "port", "exit_with_parent")])
     return top
 
 
-def add_settings(command: argparse.ArgumentParser) -> None:
-    """A flag for every setting but secrets, which a process list would show."""
+def add_settings(command: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """A flag for each setting but the secret ones, which a process list would show."""
     command.add_argument("--config", metavar="FILE", help="TOML file; the engine's settings are its [engine] table")
     group = command.add_argument_group("settings")
-    for name, each in FIELDS.items():
+    for name in names:
+        each = FIELDS[name]
         if each.metadata["secret"]:
             continue
         flag = "--" + name.replace("_", "-")
@@ -116,24 +120,28 @@ class ProgressLine:
 
     def __init__(self, source: str, stream=sys.stderr) -> None:
         self.source, self.stream = source, stream
-        self._drawn = -1.0
+        self._phase: tuple[int, str] = (0, "")
+        self._drawn = -1.0  # share
+        self._lock = threading.Lock()  # parts are fetched side by side
 
     def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._drawn >= 0 and self.stream.isatty():
+        if self.stream.isatty():
             print(file=self.stream)
 
     def show(self, done: int, total: int, unit: str) -> None:
         share = done / total if total else 0.0
         step = 0.005 if self.stream.isatty() else 0.1
-        if not 0 <= share - self._drawn < step:
-            self._drawn = share
-            self._write(f"{self._bar(share)} {amount(done, unit)} of {amount(total, unit)}")
+        with self._lock:
+            if self._phase != (total, unit):
+                self._phase, self._drawn = (total, unit), -1.0
+            if share - self._drawn >= step:
+                self._drawn = share
+                self._write(f"{self._bar(share)} {amount(done, unit)} of {amount(total, unit)}")
 
     def done(self, folder: Path) -> None:
-        self._drawn = 1.0
         self._write(f"ready in {folder}")
 
     def _bar(self, share: float) -> str:

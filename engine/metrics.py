@@ -74,16 +74,17 @@ class RequestTimer:
         self._metrics, self._model = metrics, model
         self._arrival = time.monotonic()
         self._last_token: float | None = None
+        self._inter_token = metrics.inter_token.labels(model)
+        self._generation_tokens = metrics.generation_tokens.labels(model)
 
     def observe(self, event: GenerationEvent, now: float) -> None:
-        of, model = self._metrics, self._model
         if event.token_ids:
             if self._last_token is None:
-                of.time_to_first_token.labels(model).observe(now - self._arrival)
+                self._metrics.time_to_first_token.labels(self._model).observe(now - self._arrival)
             else:
-                of.inter_token.labels(model).observe(now - self._last_token)
+                self._inter_token.observe(now - self._last_token)
             self._last_token = now
-            of.generation_tokens.labels(model).inc(len(event.token_ids))
+            self._generation_tokens.inc(len(event.token_ids))
         if event.finish_reason is not None:
             self._finish(event, now)
 

@@ -300,7 +300,7 @@ def test_a_megabyte_is_refused_within_a_second_while_others_stream(client):
     began = time.monotonic()
     with pytest.raises(openai.BadRequestError, match="llama allows 2,048"):
         client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "a page " * 150_000}])
-    assert time.monotonic() - began < 2  # one on an idle machine
+    assert time.monotonic() - began < 5  # half a second on an idle machine
     assert streamed(stream)[1] == "length"
 
 
