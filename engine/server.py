@@ -275,8 +275,8 @@ class EngineServer:
         self.tokenising.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, body: ChatRequest) -> Response:
-        timer = self.metrics.timer(body.model)
         runner, spec = self.engine.runner_of(body.model)
+        timer = self.metrics.timer(body.model)
         chat = runner.chat_format(spec.chat_template)
         prompt_ids = await self._encode_chat(chat, spec, body)
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
@@ -284,8 +284,8 @@ class EngineServer:
         return Generation(self, body, answer, prompt_ids, params, timer)
 
     async def complete(self, body: CompletionRequest) -> Response:
-        timer = self.metrics.timer(body.model)
         runner, spec = self.engine.runner_of(body.model)
+        timer = self.metrics.timer(body.model)
         prompt_ids = await self._encode_prompt(runner, body.prompt)
         params = params_for(body, runner, spec, prompt_ids, max_tokens=COMPLETION_TOKENS)
         answer = Answer(TEXT, body.model, include_usage=body.include_usage)

@@ -220,6 +220,11 @@ def test_metrics_have_the_names_of_vllm_under_our_prefix(http, engine):
     assert 0 < samples["paged_arena:kv_cache_usage_perc"] < 1
 
 
+def test_names_that_nobody_registered_leave_no_trace_in_the_metrics(http, engine):
+    answer(engine.url, "made-up-name")
+    assert "made-up-name" not in http.get("/metrics").text
+
+
 def test_kv_adds_up(http):
     pages = http.get("/kv").json()["pages"]
     assert pages["used"] + pages["cached"] + pages["free"] == pages["total"]
