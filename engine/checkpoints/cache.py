@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 Progress = Callable[[int, int, str], None]
 
 FORMAT = "1"  # part of a converted folder's name; raised when the conversion changes what it writes
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # between two looks at how far a download is
 
 
 def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
@@ -48,24 +48,17 @@ def need_space(folder: Path, num_bytes: int) -> None:
         raise CheckpointError(f"{num_bytes / 1e6:,.0f} MB are needed in {folder}; {free / 1e6:,.0f} MB are free")
 
 
+@dataclass(frozen=True)
 class Growth:
-    """While entered, tells `progress` again and again how many bytes the files under `folder` have, plus `before`."""
+    """Tells `progress`, each time it is called, how many bytes the files under `folder` have, plus `before`."""
 
-    def __init__(self, folder: Path, before: int, total: int, progress: Progress) -> None:
-        self._folder, self._before, self._total, self._progress = folder, before, total, progress
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="download-growth", daemon=True)
+    folder: Path
+    before: int
+    total: int
+    progress: Progress
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *raised: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(POLL_SECONDS):
-            self._progress(min(self._before + size_under(self._folder), self._total), self._total, "bytes")
+    def __call__(self) -> None:
+        self.progress(min(self.before + size_under(self.folder), self.total), self.total, "bytes")
 
 
 def size_under(folder: Path) -> int:

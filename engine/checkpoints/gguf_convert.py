@@ -138,14 +138,20 @@ GGUF_ARCHITECTURES = {
 
 def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
     """Writes config.json, model.safetensors, tokenizer.json and their like into `folder`. Raises CheckpointError."""
-    file = GGUFFile(path)
+    try:
+        write_folder(GGUFFile(path), folder, progress)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path.name} is broken: {error}") from error
+
+
+def write_folder(file: GGUFFile, folder: Path, progress: Progress) -> None:
     name = file.metadata.get("general.architecture")
     if name not in GGUF_ARCHITECTURES:
         raise CheckpointError(f"GGUF architecture {name} is not supported; supported: {', '.join(GGUF_ARCHITECTURES)}")
     architecture = GGUF_ARCHITECTURES[name]
     names = {stored: hf_name(stored, architecture) for stored in file.tensors}
     if "token_embd.weight" not in names:
-        raise CheckpointError(f"{path.name} has no token_embd.weight")
+        raise CheckpointError(f"{file.path.name} has no token_embd.weight")
     dtype = folder_dtype(file)
     config = architecture.config(Keys(file.metadata, name))
     config |= {

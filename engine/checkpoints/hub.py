@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from engine.checkpoints.cache import Growth, Progress, made_once, need_space
+from engine.checkpoints.cache import POLL_SECONDS, Growth, Progress, made_once, need_space
 from engine.errors import CheckpointError
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
@@ -37,14 +42,34 @@ def download(repository: str, revision: str | None, folder: Path, progress: Prog
             raise CheckpointError(f"{repository} has no .safetensors file; pickled weights are never read")
         total = sum(file.size or 0 for file in listed.siblings or () if file.rfilename in names)
         need_space(folder, total)
-        with Growth(folder, 0, total, progress):
-            snapshot_download(repository, revision=listed.sha, local_dir=folder, allow_patterns=PATTERNS)
+        fetched = in_thread(
+            partial(snapshot_download, repository, revision=listed.sha, local_dir=folder, allow_patterns=PATTERNS)
+        )
+        watch = Growth(folder, 0, total, progress)
+        while not fetched.done():
+            watch()
+            wait([fetched], timeout=POLL_SECONDS)
+        fetched.result()
     except CheckpointError:
         raise
     except Exception as error:  # the client's own, and those of whichever HTTP library it was made with
         raise CheckpointError(f"{repository} cannot be fetched from the hub: {first_line(error)}") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     progress(total, total, "bytes")
+
+
+def in_thread(work: Callable[[], Any]) -> Future:
+    """Its own thread, and a daemon: the client cannot be told to stop, and must not keep the process alive."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="hub-download", daemon=True).start()
+    return future
 
 
 def first_line(error: Exception) -> str:

