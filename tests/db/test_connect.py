@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -180,15 +181,35 @@ def test_unreachable_server_is_unavailable(tmp_path):
     database.close()
 
 
-def test_server_that_restarts_is_found_again(database):
+def test_server_that_restarts_is_found_again(connect, database):
+    if database.is_sqlite:
+        pytest.skip("SQLite has no server")
+    with database.session() as session:
+        connection_id = session.scalar(text("SELECT pg_backend_pid()"))
+    with connect().session() as session:
+        session.execute(text("SELECT pg_terminate_backend(:id)"), {"id": connection_id})
+    with database.session() as session:
+        add_visitor(session)
+    assert count(database, "visitors") == 1
+
+
+def test_connection_lost_midway_is_unavailable(database):
     if database.is_sqlite:
         pytest.skip("SQLite has no server")
     with pytest.raises(DatabaseUnavailable), database.session() as session:
         add_visitor(session)
         session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
-    with database.session() as session:
-        add_visitor(session)
-    assert count(database, "visitors") == 1
+    assert count(database, "visitors") == 0
+
+
+def test_new_sqlite_file_that_another_process_writes_is_waited_for(tmp_path):
+    """SQLite itself gives up at once where the journal mode of such a file is to change."""
+    writer = sqlite3.connect(tmp_path / "arena.db", isolation_level=None, check_same_thread=False)
+    writer.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, writer.close).start()
+    database = Database(f"sqlite:///{tmp_path}/arena.db")
+    database.upgrade_to_head()
+    database.close()
 
 
 def test_sqlite_connections_are_set_up_for_many_processes(tmp_path):
