@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1  # at most one event a side in each
 PING_SECONDS = 0.5  # between signs of life of a stream that has nothing to say: a dead reader shows by its silence
+PERCEIVED_SECONDS = 1.0  # a pace of less than this is none that anybody could compare with
 RETRY_MILLISECONDS = 300  # what a browser waits before it connects again
 SIDE_MESSAGES = {"failed": SIDE_FAILED}
 
@@ -191,7 +192,8 @@ class Lockstep:
         fastest = self._pace.characters_per_second
         if not any(self._is_shown(side, arrived, ended) for side in arrived) or self._position == 0:
             return fastest
-        as_before = self._position / max(self._shown_seconds, 1e-9)
+        together = self._shown_seconds > PERCEIVED_SECONDS
+        as_before = self._position / self._shown_seconds if together else fastest
         in_time = (limit - self._position) / max(self._pace.lag_seconds, 1e-9)
         self._alone_rate = max(self._alone_rate or as_before, in_time)
         return min(fastest, self._alone_rate)

@@ -12,10 +12,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import api, views
-from app.errors import ArenaError, BodyTooLarge, NotFound, StorageUnavailable
+from app.errors import ArenaError, BodyTooLarge, ForeignOrigin, NotFound, StorageUnavailable
 from app.security import refuse_foreign_origin
 from app.services import Services
 from db import errors as db_errors
@@ -30,6 +31,8 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+REFUSED_UNREAD = (ForeignOrigin.status, BodyTooLarge.status)
+DRAINED_BODIES = 8  # how many times the largest allowed body is read and dropped
 NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please try again."
 
 
@@ -43,6 +46,7 @@ def create_app(services: Services, *, mount_views: Callable[..., None] = views.m
     app.add_exception_handler(db_errors.DatabaseUnavailable, answer_database_unavailable)
     app.add_exception_handler(db_errors.NotFound, answer_not_found)
     app.add_exception_handler(RequestValidationError, answer_invalid_request)
+    app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_bug)
     mount_views(app, services, signed_in=lambda request: services.admin.auth_dependency(request) is not None)
     app.add_middleware(Guard, max_body_bytes=services.config.max_body_bytes)
@@ -72,6 +76,14 @@ async def answer_invalid_request(request: Request, error: RequestValidationError
     return JSONResponse({"error": {"code": "bad_input", "message": wrong}}, 422)
 
 
+async def answer_http_exception(request: Request, error: HTTPException) -> Response:
+    """Of Starlette and FastAPI: an unknown path, a body that is no JSON, or ours, met while they read the body."""
+    if isinstance(error.__cause__, ArenaError):
+        return await answer_arena_error(request, error.__cause__)
+    body = {"error": {"code": "not_found" if error.status_code == 404 else "bad_input", "message": str(error.detail)}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
 async def answer_bug(request: Request, error: Exception) -> Response:
     log.error("bug", exc_info=error, extra={"path": request.url.path})
     return await answer_arena_error(request, ArenaError("Something went wrong on our side."))
@@ -91,47 +103,48 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = False
-
-        async def send_guarded(message: Message) -> None:
-            nonlocal began
-            if message["type"] == "http.response.start":
-                began = True
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                if scope["path"].startswith("/api/"):
-                    headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        try:
-            headers = Headers(scope=scope)
-            refuse_foreign_origin(scope["method"], headers)
-            await self._app(scope, self._limited(headers, receive), send_guarded)
-        except (ArenaError, OSError) as error:
-            refusal = error if isinstance(error, ArenaError) else None
-            if refusal is None or began:
-                raise
-            response = await answer_arena_error(Request(scope), refusal)
-            response.headers["Connection"] = "close"  # what is left of the body is not read
-            await response(scope, receive, send_guarded)
-
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """Raises BodyTooLarge before reading on."""
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
-            raise self._too_large()
-        read = 0
+        headers = Headers(scope=scope)
+        read, unread = 0, True
 
         async def receive_limited() -> Message:
-            nonlocal read
+            nonlocal read, unread
             message = await receive()
+            unread = message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self._max_body_bytes:
                 raise self._too_large()
             return message
 
-        return receive_limited
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if unread and message["status"] in REFUSED_UNREAD:
+                    await self._drain(receive)
+                answered = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    answered.setdefault(name, value)
+                if scope["path"].startswith("/api/"):
+                    answered.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        try:
+            refuse_foreign_origin(scope["method"], headers)
+            length = headers.get("content-length", "0")
+            if length.isdecimal() and int(length) > self._max_body_bytes:
+                raise self._too_large()
+        except ArenaError as refusal:
+            response = await answer_arena_error(Request(scope), refusal)
+            await response(scope, receive, send_guarded)
+        else:
+            await self._app(scope, receive_limited, send_guarded)
+
+    async def _drain(self, receive: Receive) -> None:
+        """Takes in the rest of a refused body, within reason: a closed connection would hide the answer."""
+        read = 0
+        while read < DRAINED_BODIES * self._max_body_bytes:
+            message = await receive()
+            read += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"This is too large: at most {self._max_body_bytes:,} bytes can be sent.")

@@ -16,7 +16,8 @@ def shared_engine():
 
 @pytest.fixture(scope="session")
 def shared_site(shared_engine, tmp_path_factory):
-    with Website(tmp_path_factory.mktemp("site"), engine_url=shared_engine.url, battles_per_address=10_000) as site:
+    settings = {"battles_per_address": 10_000, "reveal_characters_per_second": 1000.0}
+    with Website(tmp_path_factory.mktemp("site"), engine_url=shared_engine.url, **settings) as site:
         yield site.ready()
 
 

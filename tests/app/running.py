@@ -149,6 +149,12 @@ class Visitor(httpx.Client):
     def __init__(self, url: str, headers: dict[str, str] | None = None):
         super().__init__(base_url=url, headers=headers, timeout=30, trust_env=False)
 
+    def __enter__(self) -> Visitor:
+        return self  # httpx counts a client that has sent something as entered
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
     def ask(self, prompt: str = "Why is the sky blue?") -> str:
         response = self.post("/api/battles", json={"prompt": prompt})
         response.raise_for_status()
