@@ -35,7 +35,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--method", choices=list(METHODS), default="bt", help="rating method (default: %(default)s)")
     parser.add_argument("--ci", choices=intervals, help="kind of 95%% intervals (default: the method's usual one)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--database-url", help="database to read, without FILE (default: the arena's)")
+    parser.add_argument("--database-url", help="database of the arena (default: its file in the data folder)")
+    parser.add_argument("--data-folder", type=Path, help="the arena's data folder (default: data)")
     parser.set_defaults(run=leaderboard_command)
 
 
@@ -55,8 +56,8 @@ def leaderboard_command(args: argparse.Namespace) -> int:
 
 
 def _board_of_file(args: argparse.Namespace) -> Board:
-    if args.database_url:
-        raise BadInput("give a FILE or --database-url, not both")
+    if args.database_url or args.data_folder:
+        raise BadInput("give a FILE, or say where the arena's votes are, not both")
     columns = next(csv.reader([args.columns])) if args.columns else DEFAULT_COLUMNS
     if len(columns) != 3:
         raise BadInput(f"--columns takes three names, LEFT,RIGHT,WINNER, not {len(columns)}: {args.columns}")
@@ -66,7 +67,8 @@ def _board_of_file(args: argparse.Namespace) -> Board:
 def _board_of_database(args: argparse.Namespace) -> Board:
     if args.columns:
         raise BadInput("--columns names the columns of a FILE, and none was given")
-    config = AppConfig.load({"database_url": args.database_url} if args.database_url else {})
+    flags = {name: value for name in ("database_url", "data_folder") if (value := getattr(args, name)) is not None}
+    config = AppConfig.load(flags, file=args.config)
     database = Database(config.database)
     try:
         database.upgrade_to_head()

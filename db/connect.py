@@ -35,7 +35,10 @@ MIGRATION_TIMEOUT_SECONDS = 60.0
 
 
 class Database:
-    """`url`: sqlite:///relative/or////absolute/file.db, or postgresql://user@host/name. Connects at first use."""
+    """`url`: sqlite:///relative/or////absolute/file.db, or postgresql://user@host/name. Connects at first use.
+
+    Raises ValueError for an address of another kind, DatabaseUnavailable where a SQLite file's folder cannot be made.
+    """
 
     def __init__(self, url: str, *, busy_timeout_seconds: float = 5.0, max_connections: int = 8):
         self.url = _with_driver(make_url(url))
@@ -137,7 +140,10 @@ def _with_driver(url: URL) -> URL:
 
 
 def _sqlite_engine(url: URL, busy_timeout_seconds: float, max_connections: int) -> Engine:
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseUnavailable(f"database unavailable: its folder cannot be made ({error})") from error
     engine = sqlalchemy.create_engine(
         url, pool_size=max_connections, max_overflow=0, connect_args={"timeout": busy_timeout_seconds}
     )
@@ -193,6 +199,8 @@ SQLITE_NOT_NOW = {
     sqlite3.SQLITE_IOERR: "the disk cannot be written or read",
     sqlite3.SQLITE_READONLY: "the file is read-only",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged",
 }
 POSTGRESQL_NOT_NOW = {  # classes of SQLSTATE
     "08": "no connection to the server",

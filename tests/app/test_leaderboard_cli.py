@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from pathlib import Path
 
 import pytest
 
-from app.errors import BadInput
-from app.leaderboard_cli import add_parser
+from app.cli import main
 from db import queries
 from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
 
@@ -16,16 +15,14 @@ VOTES = "left,right,winner\n" + "ant,bee,left\n" * 30 + "ant,bee,right\n" * 10 +
 
 
 @pytest.fixture
-def run(monkeypatch):
-    """Runs the command with the given words; returns its exit code."""
+def run(monkeypatch, tmp_path):
+    """Runs the command with the given words in an empty folder; returns its exit code."""
     for name in ("ARENA_CONFIG", "ARENA_DATABASE_URL", "ARENA_DATA_FOLDER"):
         monkeypatch.delenv(name, raising=False)
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
+    monkeypatch.chdir(tmp_path)
 
-    def run_command(*words: str) -> int:
-        args = parser.parse_args(["leaderboard", *map(str, words)])
-        return args.run(args)
+    def run_command(*words: str | Path) -> int:
+        return main(["leaderboard", *map(str, words)])
 
     return run_command
 
@@ -71,9 +68,16 @@ def test_without_a_file_the_votes_of_the_database_are_rated(run, empty_url, conn
     assert [(row["model"], row["votes"], row["elo"]) for row in document["rows"]] == [("bee", 1, 1002), ("ant", 1, 998)]
 
 
-def test_new_database_has_no_votes_yet(run, tmp_path, capsys):
-    assert run("--database-url", f"sqlite:///{tmp_path}/new.db") == 0
+@pytest.mark.parametrize("words", [(), ("--database-url", "sqlite:///new.db"), ("--data-folder", "elsewhere")])
+def test_new_database_has_no_votes_yet(run, words, capsys):
+    assert run(*words) == 0
     assert capsys.readouterr().out == "No votes yet.\n"
+
+
+def test_database_of_the_config_file_is_read(run, tmp_path, capsys):
+    (tmp_path / "arena.toml").write_text('[web]\ndatabase_url = "sqlite:///configured.db"\n')
+    assert main(["--config", str(tmp_path / "arena.toml"), "leaderboard"]) == 0
+    assert (tmp_path / "configured.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -83,15 +87,16 @@ def test_new_database_has_no_votes_yet(run, tmp_path, capsys):
         (("{votes}", "--columns", "a,b,c"), "'a' missing"),
         (("{votes}", "--method", "elo", "--ci", "sandwich"), "Elo has no sandwich interval"),
         (("{votes}", "--database-url", "sqlite:///x.db"), "not both"),
+        (("{votes}", "--data-folder", "x"), "not both"),
         (("--columns", "a,b,c"), "none was given"),
         (("--database-url", "mysql://x"), "must be sqlite"),
         (("/nowhere/votes.csv",), "cannot read"),
     ],
 )
 def test_what_cannot_be_done_is_said(run, votes, words, message, capsys):
-    with pytest.raises(BadInput, match=message):
-        run(*(word.format(votes=votes) for word in words))
-    assert capsys.readouterr().out == ""
+    assert run(*(word.format(votes=votes) for word in words)) == 1
+    out = capsys.readouterr()
+    assert out.out == "" and message in out.err
 
 
 @pytest.mark.parametrize("words", [("--style",), ("--category", "code"), ("--ci", "none")])

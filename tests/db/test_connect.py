@@ -181,6 +181,16 @@ def test_unreachable_server_is_unavailable(tmp_path):
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("text.db", "not a SQLite database"), ("text.db/below.db", "folder cannot be made"), (".", "cannot be opened")],
+)
+def test_file_that_cannot_be_a_database_is_unavailable(tmp_path, path, message):
+    (tmp_path / "text.db").write_text("This is the story of a file that was no database. " * 100)
+    with pytest.raises(DatabaseUnavailable, match=message):
+        Database(f"sqlite:///{tmp_path}/{path}").upgrade_to_head()
+
+
 def test_server_that_restarts_is_found_again(connect, database):
     if database.is_sqlite:
         pytest.skip("SQLite has no server")
