@@ -29,6 +29,7 @@ import torch
 from engine import figures
 from engine.architectures import Runner, load_checkpoint
 from engine.batch import build_batch, wants_token
+from engine.checkpoints import fetch
 from engine.config import EngineConfig
 from engine.errors import (
     BadRequest,
@@ -466,8 +467,6 @@ class Engine:
 def load_from_source(
     cache_folder: Path, backend: Backend, dtype: torch.dtype, source: str, progress: Progress
 ) -> Runner:
-    from engine.checkpoints import fetch
-
     return load_checkpoint(fetch(source, cache_folder, progress), dtype=dtype, backend=backend, progress=progress)
 
 
