@@ -88,7 +88,10 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
         end_with_parent(os.getppid())
     from engine.server import serve as serve_forever  # loads torch: a second that `--help` need not wait for
 
-    return serve_forever(config)
+    status = serve_forever(config)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)  # all is closed; taking torch apart object by object would only make Ctrl-C slow
 
 
 def end_with_parent(parent: int) -> None:

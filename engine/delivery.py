@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from engine.sequence import GenerationEvent
@@ -30,13 +31,15 @@ class Delivery:
         self._woken = False
         self._open: set[Inbox] = set()
 
-    def open(self, observe: Callable[[GenerationEvent, float], None]) -> Inbox:
+    @contextmanager
+    def inbox(self, observe: Callable[[GenerationEvent, float], None]) -> Iterator[Inbox]:
+        """`observe` sees every event, with the time at which it came, before the reader does."""
         inbox = Inbox(self, observe)
         self._open.add(inbox)
-        return inbox
-
-    def close(self, inbox: Inbox) -> None:
-        self._open.discard(inbox)
+        try:
+            yield inbox
+        finally:
+            self._open.discard(inbox)
 
     def fail_all(self, failure: Exception) -> None:
         for inbox in self._open:

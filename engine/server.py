@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
@@ -59,7 +59,6 @@ from engine.sequence import GenerationEvent, SamplingParams
 log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
-ADMIN_PATHS = ("/models",)
 OPEN_PATHS = ("/health",)
 
 
@@ -99,18 +98,20 @@ class Gate:
             raise NotAuthorized(f"without an api_key the engine answers only to loopback names, not to {host!r}")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
-        admin = path.startswith(ADMIN_PATHS)
-        wanted = (
-            {self.config.key_of_admin}
-            if admin
-            else {self.config.api_key, self.config.api_key and self.config.admin_key}
-        )
-        wanted.discard(None)
-        if not wanted or path in OPEN_PATHS:
-            return
+        keys = self._keys_of(path)
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not any([hmac.compare_digest(given.strip(), key.encode()) for key in wanted]):
-            raise NotAuthorized(f"{path} needs {'the admin key' if admin else 'an API key'} as bearer token")
+        fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]  # all of them, in equal time
+        if keys and not (scheme.lower() == b"bearer" and any(fits)):
+            raise NotAuthorized(f"{path} needs {'the admin key' if is_admin(path) else 'an API key'} as bearer token")
+
+    def _keys_of(self, path: str) -> list[str]:
+        """Those that open a path; none where it is open to all."""
+        config = self.config
+        if path in OPEN_PATHS:
+            return []
+        if is_admin(path):
+            return [config.key_of_admin] if config.key_of_admin else []
+        return [key for key in (config.api_key, config.admin_key) if key] if config.api_key else []
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit, chunks, size = self.config.max_body_bytes, [], 0
@@ -126,6 +127,10 @@ class Gate:
             size += len(chunks[-1])
             more = message.get("more_body", False)
         return b"".join(chunks)
+
+
+def is_admin(path: str) -> bool:
+    return path == "/models" or path.startswith("/models/")
 
 
 class Generation(Response):
@@ -145,19 +150,19 @@ class Generation(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inbox = self.server.delivery.open(self.timer.observe)
         engine = self.server.engine
-        request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver)
-        watch = asyncio.create_task(watch_connection(receive, inbox))
-        try:
-            await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
-        except ClientGone:
-            log.debug("%s: the client has gone", self.answer.id)
-        finally:
-            watch.cancel()
-            self.server.delivery.close(inbox)
-            if not inbox.finished:
-                engine.abort(request_id)
+        with self.server.delivery.inbox(self.timer.observe) as inbox:
+            request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver)
+            watch = asyncio.create_task(watch_connection(receive, inbox))
+            try:
+                await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
+            except ClientGone:
+                log.debug("%s: the client has gone", self.answer.id)
+            finally:
+                watch.cancel()
+                if not inbox.finished:
+                    with suppress(EngineDead):  # then nothing is left to abort
+                        engine.abort(request_id)
 
     async def _whole(self, inbox: Inbox, send: Send) -> None:
         texts = []

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from engine.delivery import ClientGone, Delivery
+from engine.delivery import ClientGone, Delivery, Inbox
 from engine.sequence import GenerationEvent
 
 
@@ -19,7 +19,7 @@ def ignore(event: GenerationEvent, now: float) -> None:
 
 def test_slow_reader_finds_one_event_that_holds_everything():
     async def read():
-        inbox = Delivery(asyncio.get_running_loop()).open(ignore)
+        inbox = Inbox(Delivery(asyncio.get_running_loop()), ignore)
         for token in range(1, 5000):
             inbox.put(event("ab", token))
         inbox.put(event("!", 5000, "stop"))
@@ -35,7 +35,7 @@ def test_a_step_wakes_the_loop_once_for_all_its_requests():
     async def run() -> int:
         loop, wakes = asyncio.get_running_loop(), 0
         delivery = Delivery(loop)
-        inboxes = [delivery.open(ignore) for _ in range(16)]
+        inboxes = [Inbox(delivery, ignore) for _ in range(16)]
         wake = loop.call_soon_threadsafe
 
         def counted(*arguments):
@@ -60,7 +60,7 @@ def test_a_step_wakes_the_loop_once_for_all_its_requests():
 def test_events_of_many_threads_arrive_in_order_and_none_is_lost():
     async def run() -> list[str]:
         delivery = Delivery(asyncio.get_running_loop())
-        inboxes = [delivery.open(ignore) for _ in range(4)]
+        inboxes = [Inbox(delivery, ignore) for _ in range(4)]
 
         def post(inbox):
             for token in range(1, 500):
@@ -85,7 +85,7 @@ def test_events_of_many_threads_arrive_in_order_and_none_is_lost():
 
 def test_client_that_goes_wakes_whoever_waits_for_its_next_event():
     async def run():
-        inbox = Delivery(asyncio.get_running_loop()).open(ignore)
+        inbox = Inbox(Delivery(asyncio.get_running_loop()), ignore)
         waiting = asyncio.create_task(inbox.next())
         await asyncio.sleep(0)
         inbox.fail(ClientGone())
@@ -93,3 +93,18 @@ def test_client_that_goes_wakes_whoever_waits_for_its_next_event():
 
     with pytest.raises(ClientGone):
         asyncio.run(run())
+
+
+def test_inboxes_that_are_open_fail_together_and_closed_ones_are_forgotten():
+    async def run():
+        delivery = Delivery(asyncio.get_running_loop())
+        with pytest.raises(ValueError), delivery.inbox(ignore) as closed:
+            raise ValueError
+        with delivery.inbox(ignore) as inbox:
+            delivery.fail_all(ClientGone())
+            with pytest.raises(ClientGone):
+                await asyncio.wait_for(inbox.next(), 5)
+        closed.put(event("late", 1))
+        assert (await closed.next()).text == "late"
+
+    asyncio.run(run())

@@ -35,7 +35,7 @@ def test_signal_ends_it_at_once_and_tells_those_who_wait(number):
         os.kill(engine.pid, number)
         events = [line for line in lines if line]
     assert engine._child.process.wait(10) == 0
-    assert time.monotonic() - began < 3  # a quarter of a second on an idle machine
+    assert time.monotonic() - began < 5  # a quarter of a second on an idle machine
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_dead"
     engine.close()
 
