@@ -1,0 +1,261 @@
+"""What breaks below a battle, and what its visitor sees of it: one neutral sentence, and a way on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import sqlite3
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+import sqlalchemy
+
+from app.errors import SIDE_FAILED
+from db import queries
+from tests.app.fake_engine import FakeEngine, Script
+from tests.app.running import Website, until
+
+LONG = Script.of("word " * 5000, pause_seconds=0.01)
+
+
+def error(response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def side_of(visitor, battle, state: str) -> str:
+    answers = visitor.snapshot(battle)["turns"][-1]["answers"]
+    return next(side for side, answer in answers.items() if answer["state"] == state)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script.of("some words", end="break"),
+        Script.of("some words", end="error"),
+        Script.of("", end="break"),
+        Script.of("x", refuse=500),
+        Script.of("x", refuse=429),
+        Script.of(""),
+        Script.of("  \n "),
+    ],
+    ids=["broken", "error event", "broken at once", "500", "429", "empty", "blank"],
+)
+def test_a_side_that_fails_is_never_an_answer_and_can_be_tried_again(visitor, engine, script):
+    engine.say("alpha", script, "whole")
+    engine.say("beta", "fine")
+    battle, reading = visitor.battle()
+    assert reading.state == "interrupted"
+    failed = side_of(visitor, battle, "failed")
+    assert reading.side_states(failed)[-1] == "failed"
+    answer = visitor.snapshot(battle)["turns"][0]["answers"][failed]
+    assert answer == {"state": "failed", "blocks": [], "message": SIDE_FAILED}
+    assert b"alpha" not in reading.raw and b"500" not in reading.raw
+    assert error(visitor.vote(battle)) == (409, "not_votable")
+    assert error(visitor.post(f"/api/battles/{battle}/turns", json={"prompt": "x"})) == (409, "wrong_state")
+
+    whole = "b" if failed == "a" else "a"
+    assert error(visitor.post(f"/api/battles/{battle}/sides/{whole}/retry")) == (409, "wrong_state")
+    assert visitor.post(f"/api/battles/{battle}/sides/{failed}/retry").status_code == 202
+    again = visitor.read(battle, after=reading.last_id)
+    assert again.state == "votable" and again.html(failed) == "<p>whole</p>\n" and again.html(whole) == ""
+    assert [body["model"] for body in engine.asked].count("beta") == 1
+    assert visitor.vote(battle).status_code == 200
+
+
+def test_two_failed_sides_are_tried_again_together(visitor, engine):
+    engine.say("alpha", Script.of("", end="break"), "whole")
+    engine.say("beta", Script.of("", end="break"), "whole")
+    battle, reading = visitor.battle()
+    assert visitor.post(f"/api/battles/{battle}/sides/a/retry").status_code == 202
+    again = visitor.read(battle, after=reading.last_id)
+    assert again.state == "votable" and again.html("a") == again.html("b") == "<p>whole</p>\n"
+
+
+def test_a_side_that_does_not_exist_cannot_be_tried(visitor):
+    battle, _ = visitor.battle()
+    assert visitor.post(f"/api/battles/{battle}/sides/c/retry").status_code == 404
+
+
+def test_a_silent_side_fails_in_time(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url, silence_seconds=0.5) as site:
+        engine.say("alpha", Script.of("word", end="silence"))
+        _, reading = site.ready().visitor().battle()
+        assert reading.state == "interrupted"
+    until(lambda: engine.streaming == 0)
+
+
+# Readers that vanish
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a socket filter to cut a network")
+def test_a_cut_network_stops_both_sides_within_two_seconds(visitor, engine):
+    """The reader's kernel drops every packet from one moment on, as a cut cable would: nothing is closed."""
+    engine.say("alpha", LONG)
+    engine.say("beta", LONG)
+    battle = visitor.ask()
+    reader = socket.create_connection((visitor.base_url.host, visitor.base_url.port))
+    cookie = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
+    reader.sendall(f"GET /api/battles/{battle}/events HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
+    received = b""
+    while received.count(b"event: block") < 3:
+        received += reader.recv(65536)
+    drop_everything(reader)
+    cut = time.monotonic()
+    until(lambda: engine.streaming == 0)
+    assert time.monotonic() - cut < 2.2
+    reader.close()
+
+
+def drop_everything(connection: socket.socket) -> None:
+    """A socket filter of one instruction: keep 0 bytes of each packet."""
+    code = ctypes.create_string_buffer(b"\x06\x00\x00\x00\x00\x00\x00\x00")  # BPF_RET | BPF_K, 0
+    program = ctypes.create_string_buffer(16)
+    ctypes.memmove(program, (1).to_bytes(2, "little"), 2)
+    ctypes.memmove(ctypes.byref(program, 8), ctypes.addressof(code).to_bytes(8, "little"), 8)
+    so_attach_filter = 26
+    connection.setsockopt(socket.SOL_SOCKET, so_attach_filter, program.raw)
+
+
+def test_a_reader_that_changes_connections_interrupts_nothing(visitor, engine):
+    engine.say("alpha", Script.of("word " * 60, pause_seconds=0.03))
+    battle = visitor.ask()
+    after = 0
+    for _ in range(3):
+        seen = visitor.read(battle, after=after, stop=lambda reading: len(reading.events) >= 3)
+        after = seen.last_id
+        time.sleep(0.7)
+    assert visitor.read(battle, after=after).state == "votable"
+
+
+def test_answers_are_saved_though_the_reader_left_at_the_end(visitor, engine):
+    engine.say("alpha", Script.of("word " * 10, pause_seconds=0.02))
+    battle = visitor.ask()
+    visitor.read(battle, stop=lambda reading: bool(reading.html("a")))
+    time.sleep(2.2)  # ends within the grace
+    assert visitor.snapshot(battle)["state"] == "votable"
+
+
+# The database
+
+
+@contextlib.contextmanager
+def locked(site):
+    """Another process in the middle of a write."""
+    connection = sqlite3.connect(site.folder / "arena.sqlite3", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+@contextlib.contextmanager
+def full(site):
+    """No page can be added to the site's database, and those that hold votes have no room for another."""
+    engine = site.services.database._engine
+
+    def limit(connection: sqlalchemy.Connection) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    with contextlib.closing(sqlite3.connect(site.folder / "arena.sqlite3", isolation_level=None)) as filler:
+        pages = filler.execute("PRAGMA page_count").fetchone()[0]
+        filler.execute(f"PRAGMA max_page_count = {pages}")
+        with contextlib.suppress(sqlite3.OperationalError):
+            while True:
+                row = (uuid.uuid4().hex, uuid.uuid4().hex, "a", "2000-01-01 00:00:00.000000")
+                filler.execute("INSERT INTO votes (battle_id, visitor_id, kind, created_at) VALUES (?, ?, ?, ?)", row)
+        sqlalchemy.event.listen(engine, "begin", limit, insert=True)
+        try:
+            yield
+        finally:
+            sqlalchemy.event.remove(engine, "begin", limit)
+            engine.dispose()
+            filler.execute("DELETE FROM votes WHERE created_at < '2001'")
+
+
+def test_while_the_database_is_locked_no_vote_is_thanked_for_and_it_stays_possible(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url) as site:
+        visitor = site.ready().visitor()
+        battle, _ = visitor.battle()
+        with locked(site):
+            assert error(visitor.vote(battle)) == (503, "storage")
+            assert visitor.snapshot(battle)["models"] is None
+        assert visitor.vote(battle).status_code == 200
+
+
+def test_while_the_disk_is_full_no_vote_is_thanked_for_and_it_stays_possible(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url) as site:
+        visitor = site.ready().visitor()
+        battle, _ = visitor.battle()
+        with full(site):
+            assert error(visitor.vote(battle)) == (503, "storage")
+            assert visitor.snapshot(battle)["vote"] is None
+        assert visitor.vote(battle).status_code == 200
+
+
+def test_answers_are_saved_once_the_database_is_back(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url) as site:
+        visitor = site.ready().visitor()
+        battle = visitor.ask()
+        readings = []
+        reader = threading.Thread(target=lambda: readings.append(visitor.read(battle)))
+        reader.start()
+        with locked(site):
+            time.sleep(1.5)
+        reader.join()
+        assert readings[0].state == "votable" and visitor.vote(battle).status_code == 200
+
+
+# Models that come and go
+
+
+def test_models_that_left_end_a_battle_without_answers(tmp_path):
+    with FakeEngine() as engine, Website(tmp_path, engine_url=engine.url) as site:
+        visitor = site.ready().visitor()
+        votable, _ = visitor.battle()
+        engine.say("alpha", Script.of("", end="break"))
+        broken, _ = visitor.battle()
+        retire(site, "alpha")
+        until(lambda: visitor.get("/api/status").json()["ready_models"] == 1)
+        assert error(visitor.post(f"/api/battles/{broken}/regenerate")) == (409, "wrong_state")
+        assert visitor.snapshot(broken)["state"] == "void"
+        assert error(visitor.vote(broken)) == (409, "not_votable")
+        refused = visitor.post(f"/api/battles/{votable}/turns", json={"prompt": "x"})
+        assert error(refused) == (409, "wrong_state") and "alpha" not in refused.text
+        assert visitor.vote(votable).status_code == 200, "what was answered can be voted on"
+
+
+def test_a_model_is_not_taken_from_under_a_streaming_answer(tmp_path):
+    with FakeEngine() as engine, Website(tmp_path, engine_url=engine.url) as site:
+        engine.say("alpha", Script.of("word " * 60, pause_seconds=0.02))
+        visitor = site.ready().visitor()
+        battle = visitor.ask()
+        retire(site, "alpha")
+        reading = visitor.read(battle)
+        assert reading.state == "votable"
+        until(lambda: "alpha" not in engine.models)
+
+
+def retire(site, name: str) -> None:
+    from datetime import UTC, datetime
+
+    database = site.database()
+    with database.session() as session:
+        queries.retire_model(session, name, datetime.now(UTC))
+    database.close()
+
+
+def test_an_engine_that_went_away_is_told_before_a_battle_begins(tmp_path):
+    with FakeEngine() as engine:
+        site = Website(tmp_path, engine_url=engine.url)
+        with site:
+            visitor = site.ready().visitor()
+            engine.__exit__()
+            until(lambda: not visitor.get("/api/status").json()["enough"], seconds=15)
+            assert error(visitor.post("/api/battles", json={"prompt": "x"})) == (503, "not_ready")
