@@ -47,7 +47,7 @@ def build(words: Words, services: Any) -> gr.Blocks:
             with gr.Row(elem_id="register-end"):
                 button = gr.Button(words["register"], elem_id="register-send", variant="primary")
                 said = gr.Markdown(elem_id="register-said", container=False)
-        quietly = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
+        quietly = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         button.click(
             lambda: (gr.update(interactive=False), words["registering"]), outputs=[button, said], **quietly
         ).then(

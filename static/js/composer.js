@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { el, number, say } from "./frame.js";
 
 const COUNT_AFTER_MS = 250;
+const VERY_LONG = 20_000; // characters: from here on Gradio's box, which fits its height to the text, would freeze
 
 export class Composer {
   constructor({ prompt, counter, send, stop }, { onSend, onStop, battle }) {
@@ -15,7 +16,7 @@ export class Composer {
     this.area.setAttribute("aria-describedby", "counter-text");
     this.area.setAttribute("enterkeyhint", "send");
     this.area.dir = "auto";
-    this.area.addEventListener("input", () => this.changed());
+    prompt.addEventListener("input", (event) => this.changed(event), { capture: true });
     this.area.addEventListener("keydown", (event) => this.key(event), { capture: true });
     send.classList.add("empty");
     send.addEventListener("click", () => this.submit());
@@ -56,12 +57,15 @@ export class Composer {
     this.show(sentence, true);
   }
 
-  changed() {
+  changed(event) {
+    const isVeryLong = this.text.length > VERY_LONG;
+    if (isVeryLong) event.stopPropagation();
+    this.area.classList.toggle("very-long", isVeryLong);
     clearTimeout(this.timer);
     this.counting?.abort();
     this.send.classList.toggle("empty", !this.text.trim());
     if (!this.text.trim()) return this.show("", false);
-    this.timer = setTimeout(() => this.count(), COUNT_AFTER_MS);
+    this.timer = setTimeout(() => this.count(), isVeryLong ? 0 : COUNT_AFTER_MS);
   }
 
   async count() {

@@ -40,7 +40,7 @@ export async function follow(battle, after, { handle, lost, back, signal }) {
       gap = true;
     }
     if (!ended) {
-      await sleep(wait);
+      await Promise.race([sleep(wait), once("online")]);
       wait = Math.min(wait * 2, LONGEST_WAIT_MS);
     }
   }
@@ -51,6 +51,7 @@ async function read(url, signal, { open, event }) {
   const quiet = new AbortController();
   const stop = () => quiet.abort();
   signal.addEventListener("abort", stop);
+  addEventListener("offline", stop);
   let timer = setTimeout(stop, SILENCE_MS);
   try {
     const response = await fetch(url, { signal: quiet.signal, headers: { Accept: "text/event-stream" } });
@@ -75,8 +76,11 @@ async function read(url, signal, { open, event }) {
   } finally {
     clearTimeout(timer);
     signal.removeEventListener("abort", stop);
+    removeEventListener("offline", stop);
   }
 }
+
+const once = (event) => new Promise((resolve) => addEventListener(event, resolve, { once: true }));
 
 function parse(text) {
   const fields = { id: null, type: "message", data: "" };

@@ -35,6 +35,7 @@ export async function drawn(...ids) {
 
 /** Where there is nothing to wait for: what the page brought is what is shown. */
 export function showSlots() {
+  document.documentElement.lang = page.language; // Gradio puts the browser's there
   document.documentElement.dataset.drawn = "";
 }
 

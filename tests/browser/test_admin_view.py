@@ -1,0 +1,90 @@
+"""The admin's view: nobody gets in without the password; models are registered, watched, switched off and retired."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.app.running import ADMIN_PASSWORD
+
+
+@pytest.fixture
+def admin(site, open_site):
+    return open_site(site, "/admin/login").signed_in(ADMIN_PASSWORD).go("/admin")
+
+
+def test_admin_leads_to_the_login_and_a_wrong_password_says_so(site, open_site):
+    visit = open_site(site, "/admin")
+    assert visit.page.url.endswith("/admin/login")
+    visit.page.fill("#admin-password", "not it")
+    visit.page.click("#admin-login button")
+    visit.page.wait_for_selector("#admin-login-said:has-text('not right')")
+    assert visit.page.locator("#admin-models").count() == 0
+    visit.sign_in(ADMIN_PASSWORD)
+    assert visit.page.url.endswith("/admin")
+    visit.page.click("#logout")
+    visit.page.wait_for_url("**/")
+    visit.go("/admin")
+    assert visit.page.url.endswith("/admin/login")
+
+
+def test_nothing_of_the_admins_is_served_to_others(site):
+    client = httpx.Client(base_url=site.url)
+    for path in ("/admin", "/zh/admin", "/admin?part=admin-models"):
+        assert client.get(path).headers["location"] == "/admin/login"
+    assert client.get("/admin/config").status_code == 401
+    event = {"data": [], "fn_index": 1, "session_hash": "x"}
+    assert client.post("/admin/gradio_api/queue/join", json=event).status_code == 401
+    assert client.post("/admin/gradio_api/run/predict", json=event).status_code == 401
+
+
+def test_wrong_fields_are_named_beside_themselves_and_nothing_is_registered(admin, engine):
+    before = dict(engine.models)
+    admin.register(name="alpha", source="nonsense", temperature="hot", endpoint_key_env="MY_KEY")
+    admin.page.wait_for_selector("#field-source.invalid")
+    assert "not a source" in admin.page.inner_text("#field-source")
+    assert "number" in admin.page.inner_text("#field-temperature")
+    admin.eventually("document.querySelector('#field-source :is(input, textarea)').ariaInvalid === 'true'")
+    admin.register(source="path:/alpha", temperature="0.5")
+    admin.page.wait_for_selector("#field-endpoint_key_env.invalid")
+    assert admin.page.locator("#field-source.invalid").count() == 0
+    admin.register(endpoint_key_env="")
+    admin.page.wait_for_selector("#field-name.invalid")
+    assert "alpha" in admin.page.inner_text("#field-name")
+    assert engine.models == before
+
+
+def test_registered_model_is_watched_loading_and_takes_part(admin, site, engine):
+    engine.loading.add("delta")
+    admin.register(name="delta", source="path:/delta", system_prompt="Talk like a pirate.", temperature="0.5")
+    row = admin.model("delta")
+    row.locator("progress").wait_for()
+    assert "50" not in row.locator(".chip").inner_text()
+    assert row.locator("progress").get_attribute("value") == "50"
+    engine.loading.clear()
+    row.locator(".chip.ready").wait_for()
+    assert engine.models["delta"]["system_prompt"] == "Talk like a pirate."
+    assert engine.models["delta"]["sampling"] == {"temperature": 0.5}
+    assert httpx.get(f"{site.url}/api/status").json()["ready_models"] == 3
+    assert admin.field("name").input_value() == ""
+    row.get_by_role("button", name="Disable delta").click()
+    row.locator(".chip.disabled").wait_for()
+    row.get_by_role("button", name="Retire delta").click()
+    row.get_by_role("button", name="Retire for good?").click()
+    row.wait_for(state="detached")
+    assert "delta" in admin.page.inner_text(".retired")
+
+
+def test_model_that_does_not_load_says_why_and_the_others_go_on(admin, engine):
+    engine.failures["path:/broken"] = "model.safetensors is not a safetensors file"
+    admin.register(name="broken", source="path:/broken")
+    row = admin.model("broken")
+    row.locator(".chip.failed").wait_for()
+    assert "not a safetensors file" in row.inner_text()
+    assert admin.model("alpha").locator(".chip.ready").count() == 1
+    engine.failures.clear()
+    row.get_by_role("button", name="Try broken again").click()
+    row.locator(".chip.ready").wait_for()
+    row.get_by_role("button", name="Retire broken").click()
+    row.get_by_role("button", name="Retire for good?").click()
+    row.wait_for(state="detached")

@@ -1,0 +1,215 @@
+"""A battle in a browser: from the notice to the names, with a hand on the mouse or on the keyboard."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.app.fake_engine import Script
+from tests.browser.visit import QUESTION
+
+SLOW = Script.of("word " * 400, size=5, pause_seconds=0.03)
+
+
+def votes_of(site) -> int:
+    return httpx.get(f"{site.url}/api/leaderboard").json()["votes"]
+
+
+def test_battle_goes_from_the_question_to_the_names(site, open_site):
+    visit = open_site(site)
+    visit.ask(QUESTION)
+    assert "A short answer." in visit.answer("a")
+    assert "A short answer." in visit.answer("b")
+    assert visit.page.locator("#chat-a h2").inner_text() == "Model A"
+    visit.vote("b")
+    names = [visit.page.locator(f"#chat-{side} h2").first.inner_text() for side in "ab"]
+    assert sorted(names) == ["alpha", "beta"]
+    assert f"You preferred {names[1]} over {names[0]}." in visit.page.inner_text("#reveal")
+    assert visit.page.locator("#chat-b[data-chosen]").count() == 1
+    visit.page.click("#reveal a")
+    visit.drawn()
+    assert "alpha" in visit.page.inner_text("#leaderboard-table")
+
+
+def test_buttons_show_only_where_they_can_do_something(site, open_site, engine):
+    visit = open_site(site)
+    parts = ("vote-a", "vote-b", "vote-tie", "vote-bad", "regenerate", "new-battle", "reveal", "stop", "send")
+
+    def visible() -> set[str]:
+        return {part for part in parts if visit.page.locator(f"#{part}").is_visible()}
+
+    votes = {"vote-a", "vote-b", "vote-tie", "vote-bad"}
+    assert visible() == {"send"}
+    engine.say("alpha", SLOW)
+    engine.say("beta", SLOW)
+    visit.ask(until="streaming").eventually("document.querySelector('#chat-a .blocks').innerText !== ''")
+    assert visible() == {"stop", "new-battle"}
+    visit.page.click("#stop")
+    visit.until("votable")
+    assert visible() == {*votes, "regenerate", "new-battle", "send"}
+    visit.vote("tie")
+    assert visible() == {"reveal", "new-battle", "send"}
+
+
+def test_several_turns_are_had_before_the_vote_and_the_last_is_regenerated(site, open_site, engine):
+    for name in ("alpha", "beta"):
+        engine.say(name, "First.", "Second.", "Third.")
+    visit = open_site(site)
+    visit.ask("one").ask("two")
+    assert visit.page.locator("#chat-a .turn").count() == 2
+    visit.page.click("#regenerate")
+    visit.eventually("document.querySelectorAll('#chat-a .blocks')[1].innerText.includes('Third.')")
+    visit.until("votable")
+    assert visit.page.locator("#chat-a .blocks").first.inner_text() == "First."
+    assert visit.answer("b") == "Third."
+
+
+def test_new_battle_clears_the_page_and_survives_a_reload(site, open_site):
+    visit = open_site(site).ask()
+    visit.page.click("#new-battle")
+    assert visit.state == "idle"
+    visit.page.reload()
+    visit.drawn()
+    assert visit.state == "idle"
+    assert visit.page.locator("#hero").is_visible()
+
+
+def test_same_question_is_asked_of_another_pair(site, open_site):
+    visit = open_site(site).ask("Which way is north?").vote()
+    visit.page.click("#rematch")
+    visit.until("votable")
+    assert visit.page.locator("#chat-a .question").inner_text().endswith("Which way is north?")
+
+
+def test_notice_is_accepted_once_and_the_waiting_question_goes_out_then(site, open_site):
+    visit = open_site(site, accepts=False)
+    assert "stored" in visit.page.inner_text("#notice")
+    visit.ask(until=None)
+    assert visit.state == "idle"
+    visit.page.keyboard.press("Enter")  # the focus is on its button
+    visit.until("votable")
+    assert not visit.page.locator("#notice").is_visible()
+    visit.page.reload()
+    visit.drawn()
+    assert not visit.page.locator("#notice").is_visible()
+
+
+def test_whole_battle_with_the_keyboard_alone(site, open_site):
+    visit = open_site(site)
+    page = visit.page
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.closest('#prompt') !== null"):
+            break
+    page.keyboard.type("first line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second line")
+    page.keyboard.press("Enter")
+    visit.until("votable")
+    assert page.locator("#chat-a .question-text").inner_text() == "first line\nsecond line"
+    page.keyboard.type("1 is typed here and votes for nobody")
+    assert visit.state == "votable"
+    page.keyboard.press("Alt+4")
+    visit.until("voted")
+    assert page.evaluate("document.activeElement.id") == "new-battle"
+    page.keyboard.press("Enter")
+    assert visit.state == "idle"
+
+
+def test_enter_that_ends_a_composition_does_not_send(site, open_site):
+    visit = open_site(site)
+    visit.question.fill("にほん")
+    enter = {"key": "Enter", "code": "Enter", "isComposing": True, "bubbles": True, "cancelable": True}
+    visit.question.dispatch_event("keydown", enter)
+    visit.page.wait_for_timeout(200)
+    assert visit.state == "idle"
+
+
+def test_blank_question_is_not_sent(site, open_site):
+    visit = open_site(site)
+    asked = []
+    visit.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    visit.ask("  \n ", until=None)
+    visit.page.click("#send")
+    visit.page.wait_for_timeout(200)
+    assert visit.state == "idle"
+    assert [url for url in asked if url.endswith("/api/battles")] == []
+
+
+def test_counter_says_both_numbers_before_sending_and_keeps_the_question(site, open_site):
+    visit = open_site(site)
+    visit.question.fill("word " * 2_000)
+    visit.page.wait_for_selector("#counter-text.over")
+    said = visit.page.inner_text("#counter-text")
+    assert said == "Too long: your message has 2,000 tokens and there is room for 750. Shorten it to send."
+    assert visit.page.locator("#send").is_disabled()
+    visit.question.press("Enter")
+    assert visit.state == "idle"
+    visit.question.fill("short")
+    visit.eventually("!document.querySelector('#counter-text').classList.contains('over')")
+    assert not visit.page.locator("#send").is_disabled()
+
+
+def test_paste_of_a_megabyte_is_refused_within_a_second(site, open_site):
+    visit = open_site(site)
+    visit.question.evaluate(
+        "area => { area.value = 'word '.repeat(200000); area.dispatchEvent(new Event('input', {bubbles: true})) }"
+    )
+    visit.page.wait_for_selector("#counter-text.over", timeout=1_500)
+    assert visit.page.locator("#send").is_disabled()
+
+
+def test_double_clicks_ask_once_and_vote_once(site, open_site):
+    visit = open_site(site)
+    visit.question.fill(QUESTION)
+    visit.page.dblclick("#send")
+    visit.until("votable")
+    assert visit.page.locator("#chat-a .turn").count() == 1
+    before = votes_of(site)
+    visit.page.dblclick("#vote-a")
+    visit.until("voted")
+    assert votes_of(site) == before + 1
+
+
+def test_side_that_failed_is_tried_again_and_is_no_answer(site, open_site, engine):
+    engine.say("alpha", Script.of("Half an ans", end="break"), "A whole answer.")
+    visit = open_site(site).ask(until="interrupted")
+    failed = "a" if visit.page.locator("#chat-a .retry").count() else "b"
+    assert visit.page.inner_text(f"#chat-{failed} .missing") == "This answer could not be finished."
+    assert not visit.page.locator("#vote-a").is_visible()
+    assert "missing" in visit.page.inner_text("#banner")
+    visit.page.click(f"#chat-{failed} .retry")
+    visit.until("votable")
+    assert visit.answer(failed) == "A whole answer."
+    assert visit.page.locator(".missing").count() == 0
+
+
+def test_example_question_starts_a_battle(site, open_site):
+    visit = open_site(site)
+    visit.page.click("#hero .example >> nth=1")
+    visit.until("votable")
+    assert "palindrome" in visit.page.inner_text("#chat-a .question")
+
+
+def test_reader_who_scrolls_up_is_left_alone_and_can_jump_to_the_end(site, open_site, engine):
+    engine.say("alpha", Script.of("line\n\n" * 120, size=6, pause_seconds=0.02))
+    engine.say("beta", Script.of("line\n\n" * 120, size=6, pause_seconds=0.02))
+    visit = open_site(site).ask(until="streaming")
+    page = visit.page
+    visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
+    page.evaluate("document.querySelector('#chat-a .scroll').scrollTop = 0")
+    page.wait_for_selector("#chat-a .to-end:visible")
+    page.wait_for_timeout(400)
+    assert page.evaluate("document.querySelector('#chat-a .scroll').scrollTop") == 0
+    page.click("#chat-a .to-end")
+    visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
+    page.click("#stop")
+    visit.until("votable")
+
+
+def test_code_is_copied_as_it_was_written(site, open_site, engine):
+    for name in ("alpha", "beta"):
+        engine.say(name, "```python\nfor i in range(3):\n    print(i)\n```\n")
+    visit = open_site(site, permissions=["clipboard-read", "clipboard-write"]).ask()
+    assert visit.page.locator("#chat-a .code .k").first.inner_text() == "for"
+    visit.page.click("#chat-a .code .copy")
+    assert visit.page.evaluate("navigator.clipboard.readText()") == "for i in range(3):\n    print(i)\n"

@@ -1,0 +1,107 @@
+"""Reloads, closed tabs, lost connections and second tabs: the battle is the database's, not the page's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.app.fake_engine import Script
+from tests.app.running import until
+from tests.browser.conftest import one_site
+
+STORY = " ".join(f"word{number}" for number in range(400))
+
+
+@pytest.fixture
+def slow(engine):
+    for name in ("alpha", "beta"):
+        engine.say(name, Script.of(STORY, size=6, pause_seconds=0.04), "An answer at last.")
+
+
+def words_shown(visit, side: str = "a") -> int:
+    return len(visit.page.locator(f"#chat-{side} .blocks").last.inner_text().split())
+
+
+def test_reload_in_mid_stream_goes_on_from_what_was_shown(site, open_site, slow):
+    visit = open_site(site).ask("Tell me a story", until="streaming")
+    until(lambda: words_shown(visit) > 8)
+    shown, battle = words_shown(visit), visit.battle()
+    visit.page.reload()
+    visit.until("streaming")  # two seconds without a reader would have interrupted it
+    assert words_shown(visit) >= shown
+    until(lambda: words_shown(visit) > shown + 5)
+    assert visit.battle() == battle
+    assert visit.page.inner_text("#chat-a .blocks").startswith("word0 word1 word2")
+    visit.page.click("#stop")
+    visit.until("votable")
+
+
+def test_reload_keeps_pair_and_sides_and_the_vote_stays_possible(site, open_site):
+    visit = open_site(site).ask()
+    answers = [visit.answer(side) for side in "ab"]
+    visit.page.reload()
+    visit.until("votable")
+    assert [visit.answer(side) for side in "ab"] == answers
+    visit.vote("a")
+
+
+def test_closed_tab_stops_both_sides_within_two_seconds(site, open_site, engine, slow):
+    visit = open_site(site).ask("Tell me a story", until="streaming")
+    until(lambda: words_shown(visit) > 2)
+    assert engine.streaming == 2
+    visit.page.close()
+    until(lambda: engine.streaming == 0, seconds=2.5)
+    again = open_site(site)
+    assert again.state == "interrupted"
+    assert "interrupted" in again.page.inner_text("#banner")
+    assert not again.page.locator("#vote-a").is_visible()
+    again.page.click("#regenerate")
+    again.until("votable")
+    assert again.answer("a") == "An answer at last."
+
+
+def test_lost_connection_is_said_and_the_stream_goes_on(site, open_site, slow):
+    visit = open_site(site).ask("Tell me a story", until="streaming")
+    until(lambda: words_shown(visit) > 8)
+    page = visit.page
+    refused = []
+
+    def refuse(route):
+        refused.append(route.request.url)
+        route.abort() if len(refused) < 3 else route.continue_()
+
+    page.route("**/events*", refuse)
+    page.evaluate("dispatchEvent(new Event('offline'))")  # what a browser says when the network goes
+    page.wait_for_selector("#banner .note.bad")
+    assert page.inner_text("#banner") == "Connection lost. Trying again…"
+    shown = words_shown(visit)
+    page.wait_for_selector("#banner .note", state="detached")
+    until(lambda: words_shown(visit) > shown + 5)
+    assert all("after=" in url and "after=0" not in url for url in refused)
+    page.click("#stop")
+    visit.until("votable")
+
+
+def test_second_tab_learns_that_the_first_has_voted(site, open_site):
+    first = open_site(site).ask()
+    second = open_site(site)
+    assert second.state == "votable"
+    first.vote("a")
+    second.page.click("#vote-b")
+    second.until("voted")
+    assert second.page.locator("#chat-a[data-chosen]").count() == 1
+
+
+def test_fewer_than_two_ready_models_is_said_and_the_page_goes_on_when_there_are_two(engine, open_site, tmp_path):
+    engine.loading.add("gamma")
+    try:
+        with one_site(tmp_path, engine_url=engine.url, models=[("alpha", "path:/a"), ("gamma", "path:/c")]) as website:
+            website.ready(1)
+            visit = open_site(website)
+            visit.page.wait_for_selector("#not-ready")
+            assert "/admin" in visit.page.inner_text("#not-ready")
+            assert not visit.page.locator("#composer").is_visible()
+            engine.loading.clear()
+            visit.page.wait_for_selector("#composer")
+            assert visit.page.locator("#not-ready").count() == 0
+    finally:
+        engine.loading.clear()
