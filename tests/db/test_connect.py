@@ -20,6 +20,8 @@ from db.errors import DatabaseUnavailable
 from db.tables import Visitor, Vote
 from tests.db.rows import NOW, add_battle, add_models, add_visitor, add_votable_battle
 
+only_postgresql = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+
 
 def count(database: Database, table: str) -> int:
     with database.session(read_only=True) as session:
@@ -191,9 +193,8 @@ def test_file_that_cannot_be_a_database_is_unavailable(tmp_path, path, message):
         Database(f"sqlite:///{tmp_path}/{path}").upgrade_to_head()
 
 
+@only_postgresql
 def test_server_that_restarts_is_found_again(connect, database):
-    if database.is_sqlite:
-        pytest.skip("SQLite has no server")
     with database.session() as session:
         connection_id = session.scalar(text("SELECT pg_backend_pid()"))
     with connect().session() as session:
@@ -203,9 +204,8 @@ def test_server_that_restarts_is_found_again(connect, database):
     assert count(database, "visitors") == 1
 
 
+@only_postgresql
 def test_connection_lost_midway_is_unavailable(database):
-    if database.is_sqlite:
-        pytest.skip("SQLite has no server")
     with pytest.raises(DatabaseUnavailable), database.session() as session:
         add_visitor(session)
         session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
