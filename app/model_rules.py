@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,18 +20,27 @@ LOCAL_SOURCES = {
 }
 REMOTE = "openai"
 SOURCES = ", ".join([*LOCAL_SOURCES.values(), "openai:https://host/v1#model"])
-SAMPLING: dict[str, tuple[type, float | None, float | None]] = {  # type, least, most
-    "max_tokens": (int, 1, None),
-    "min_tokens": (int, 0, None),
-    "temperature": (float, 0, 2),
-    "top_p": (float, 0, 1),
-    "top_k": (int, -1, None),
-    "min_p": (float, 0, 1),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repetition_penalty": (float, 0.01, 10),
-    "seed": (int, None, None),
-    "stop": (list, None, None),
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "a whole number": lambda value: type(value) is int,
+    "a number": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "true or false": lambda value: type(value) is bool,
+    "a list of texts": lambda value: isinstance(value, list) and all(isinstance(each, str) and each for each in value),
+    "a list of whole numbers": lambda value: isinstance(value, list) and all(type(each) is int for each in value),
+}
+SAMPLING: dict[str, tuple[str, float | None, float | None]] = {  # kind, least, most
+    "max_tokens": ("a whole number", 1, None),
+    "min_tokens": ("a whole number", 0, None),
+    "temperature": ("a number", 0, 2),
+    "top_p": ("a number", 0, 1),
+    "top_k": ("a whole number", -1, None),
+    "min_p": ("a number", 0, 1),
+    "presence_penalty": ("a number", -2, 2),
+    "frequency_penalty": ("a number", -2, 2),
+    "repetition_penalty": ("a number", 0.01, 100),
+    "seed": ("a whole number", None, None),
+    "ignore_eos": ("true or false", None, None),
+    "stop": ("a list of texts", None, None),
+    "stop_token_ids": ("a list of whole numbers", None, None),
 }
 FIELDS = ("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env")
 
@@ -105,10 +115,8 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
         if name not in SAMPLING:
             raise BadInput(f"sampling has no {name!r}; it has {', '.join(SAMPLING)}")
         kind, least, most = SAMPLING[name]
-        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-        if not fits or (kind is list and not all(isinstance(each, str) and each for each in value)):
-            words = {int: "a whole number", float: "a number", list: "a list of texts"}[kind]
-            raise BadInput(f"{name} must be {words}, not {value!r}")
+        if not KINDS[kind](value):
+            raise BadInput(f"{name} must be {kind}, not {value!r}")
         if (least is not None and value < least) or (most is not None and value > most):
             bounds = f"at least {least}" if most is None else f"from {least} to {most}"
             raise BadInput(f"{name} must be {bounds}, not {value}")

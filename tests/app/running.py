@@ -7,10 +7,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -20,6 +21,8 @@ from app.services import Services, build_services
 from app.web import create_app
 from db import queries
 from db.connect import Database
+
+T = TypeVar("T")
 
 ADMIN_PASSWORD = "a long enough password"
 
@@ -33,6 +36,7 @@ class Website:
         *,
         engine_url: str = "",
         models: Sequence[tuple[str, str]] | None = (("alpha", "path:/alpha"), ("beta", "path:/beta")),
+        sampling: dict[str, Any] | None = None,
         views: bool = False,
         **settings: Any,
     ):
@@ -42,7 +46,7 @@ class Website:
         values = {"data_folder": folder, "engine_url": engine_url, "admin_password": ADMIN_PASSWORD, "port": 0}
         self.config = AppConfig(**(values | {"sync_seconds": 0.1} | settings))
         if models is not None:
-            fill(self.config.database, models)
+            fill(self.config.database, models, sampling or {})
 
     def __enter__(self) -> Website:
         self.listening = serving.bind("127.0.0.1", 0)
@@ -78,6 +82,10 @@ class Website:
             visitor.post("/api/notice").raise_for_status()
         return visitor
 
+    def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs it where the website runs, as a view would."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
     def database(self) -> Database:
         return Database(self.config.database)
 
@@ -86,16 +94,14 @@ def without_views(services: Services):
     return create_app(services, mount_views=lambda *args, **named: None)
 
 
-def fill(url: str, models: Sequence[tuple[str, str]]) -> None:
-    from datetime import UTC, datetime
-
+def fill(url: str, models: Sequence[tuple[str, str]], sampling: dict[str, Any]) -> None:
     database = Database(url)
     database.upgrade_to_head()
     with database.session() as session:
         known = {model.name for model in queries.models(session, retired=True)}
         for name, source in models:
             if name not in known:
-                queries.add_model(session, name=name, source=source, now=datetime.now(UTC))
+                queries.add_model(session, name=name, source=source, sampling=sampling, now=datetime.now(UTC))
     database.close()
 
 

@@ -1,0 +1,295 @@
+"""The models of the arena: edits, the engine brought in line, remote endpoints, what the admin is told."""
+
+from __future__ import annotations
+
+import sqlite3
+import tomllib
+
+import httpx
+import pytest
+
+from app.errors import ArenaError, BadInput, NameTaken, NotFound
+from app.model_rules import checked, checked_name
+from app.registry import DEFAULT_MODELS
+from tests.app.fake_engine import FakeEngine, Script
+from tests.app.running import ADMIN_PASSWORD, Website, free_port, until
+
+KEY = {"Authorization": f"Bearer {ADMIN_PASSWORD}"}
+
+
+@pytest.fixture
+def engine():
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def site(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url) as site:
+        yield site.ready()
+
+
+@pytest.fixture
+def registry(site):
+    class Registry:
+        """The registry's methods, run where the website runs."""
+
+        def __getattr__(self, name):
+            method = getattr(site.services.registry, name)
+            return lambda *args, **named: site.in_loop(method(*args, **named))
+
+    return Registry()
+
+
+def statuses(registry) -> dict[str, str]:
+    return {model.name: model.status for model in registry.models()}
+
+
+# The engine follows the table
+
+
+def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
+    registry.add(
+        name="gamma", source="path:/gamma", system_prompt="Be brief.", sampling={"temperature": 0.5}, context_length=512
+    )
+    assert engine.models["gamma"] == {
+        "source": "path:/gamma",
+        "system_prompt": "Be brief.",
+        "sampling": {"temperature": 0.5},
+        "chat_template": None,
+        "context_length": 512,
+    }
+    assert statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "ready"}
+    registry.change("gamma", system_prompt="Be long.")
+    assert engine.models["gamma"]["system_prompt"] == "Be long."
+    registry.change("gamma", enabled=False)
+    assert "gamma" not in engine.models and statuses(registry)["gamma"] == "disabled"
+    registry.change("gamma", enabled=True)
+    assert statuses(registry)["gamma"] == "ready"
+    registry.retire("gamma")
+    assert "gamma" not in engine.models and statuses(registry)["gamma"] == "retired"
+
+
+def test_an_unchanged_model_is_asked_for_once(site, engine, registry):
+    for _ in range(3):
+        registry.sync()
+    assert sorted(engine.puts) == ["alpha", "beta"]
+
+
+def test_an_engine_that_forgot_everything_heals(site, engine):
+    engine.models.clear()
+    until(lambda: engine.models.keys() == {"alpha", "beta"})
+
+
+def test_an_edit_made_by_another_process_is_followed(site, engine):
+    connection = sqlite3.connect(site.folder / "arena.sqlite3")
+    connection.execute("UPDATE models SET enabled = 0 WHERE name = 'alpha'")
+    connection.commit()
+    until(lambda: engine.models.keys() == {"beta"})
+
+
+def test_loading_is_shown_with_how_far_it_is(engine, registry):
+    engine.loading.add("gamma")
+    model = registry.add(name="gamma", source="path:/gamma")
+    assert (model.status, model.done, model.total, model.unit) == ("loading", 50, 100, "bytes")
+    engine.loading.clear()
+    until(lambda: statuses(registry)["gamma"] == "ready")
+
+
+def test_a_checkpoint_that_fails_says_why_and_is_tried_again_when_enabled(engine, registry):
+    engine.failures["path:/gamma"] = "the GGUF file is cut short"
+    model = registry.add(name="gamma", source="path:/gamma")
+    assert (model.status, model.reason) == ("failed", "the GGUF file is cut short")
+    refused = registry.add(name="delta", source="path:/refused")
+    assert (refused.status, refused.reason) == ("failed", "no such checkpoint")
+    assert statuses(registry)["alpha"] == "ready"
+    engine.failures.clear()
+    engine.puts.clear()
+    registry.sync()
+    assert engine.puts == [], "not again and again"
+    assert registry.change("gamma", enabled=True).status == "ready"
+    assert registry.change("delta", source="path:/delta").status == "ready"
+
+
+def test_without_an_engine_the_models_wait(tmp_path):
+    with Website(tmp_path, engine_url=f"http://127.0.0.1:{free_port()}") as site:
+        model = site.in_loop(site.services.registry.model("alpha"))
+        assert model.status == "waiting" and "engine" in model.reason
+
+
+# What is refused
+
+
+def test_a_name_is_used_once_for_all_time(registry):
+    with pytest.raises(NameTaken, match="'alpha' exists already"):
+        registry.add(name="alpha", source="path:/other")
+    registry.retire("alpha")
+    with pytest.raises(NameTaken, match="choose another name"):
+        registry.add(name="alpha", source="path:/other")
+    with pytest.raises(NotFound):
+        registry.change("alpha", enabled=True)
+    with pytest.raises(NotFound, match="'nobody'"):
+        registry.retire("nobody")
+
+
+@pytest.mark.parametrize("name", ["", " ", "-x", "a/b", "a\nb", "<b>", "x" * 65, "é"])
+def test_names_that_are_none(name):
+    with pytest.raises(BadInput, match="a model's name is"):
+        checked_name(name)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"source": "whatever"}, "a source is one of"),
+        ({"source": "ftp:x"}, "a source is one of"),
+        ({"source": "path:"}, "a source is one of"),
+        ({"source": "openai:https://host/v1"}, "not of the form"),
+        ({"source": "openai:file:///etc#x"}, "not of the form"),
+        ({"source": "openai:https://user:pass@host/v1#x"}, "not of the form"),
+        ({"source": "openai:https://host:99999/v1#x"}, "not of the form"),
+        ({"source": "path:/x", "sampling": {"heat": 1}}, "sampling has no 'heat'"),
+        ({"source": "path:/x", "sampling": {"temperature": 3}}, "from 0 to 2"),
+        ({"source": "path:/x", "sampling": {"temperature": float("nan")}}, "must be a number"),
+        ({"source": "path:/x", "sampling": {"max_tokens": True}}, "whole number"),
+        ({"source": "path:/x", "sampling": {"max_tokens": 0}}, "at least 1"),
+        ({"source": "path:/x", "sampling": {"stop": "word"}}, "list of texts"),
+        ({"source": "path:/x", "sampling": [1]}, "table of names"),
+        ({"source": "path:/x", "context_length": 3}, "context_length"),
+        ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
+        ({"source": "openai:https://h/v1#x", "endpoint_key_env": "sk-123"}, "name of an environment variable"),
+        ({"source": "openai:https://h/v1#x", "chat_template": "plain-roles"}, "of its own"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said(values, why):
+    with pytest.raises(BadInput, match=why):
+        checked(**values)
+
+
+def test_a_path_that_is_not_there_is_refused_where_the_engine_is_ours(tmp_path):
+    with Website(tmp_path, models=[], engine_port=0) as site, pytest.raises(BadInput, match="no file or folder"):
+        site.in_loop(site.services.registry.add(name="x", source="path:/nowhere"))
+
+
+# The models that are shipped
+
+
+def test_the_shipped_models_share_checkpoints_and_have_real_system_prompts():
+    entries = tomllib.loads(DEFAULT_MODELS.read_text())["models"]
+    assert len(entries) >= 3 and len({entry["source"] for entry in entries}) == 2
+    for entry in entries:
+        values = dict(entry)
+        checked_name(values.pop("name"))
+        checked(**values)
+        words = len(entry["system_prompt"].split())
+        assert 110 < words < 240, "150 to 300 tokens"
+        assert ("gemma" in entry["source"]) == (entry.get("chat_template") is not None)
+
+
+def test_the_shipped_models_come_once(engine, tmp_path):
+    with Website(tmp_path, engine_url=engine.url, models=None) as site:
+        site.ready(3)
+        shipped = {model.name for model in site.in_loop(site.services.registry.models())}
+        for name in shipped:
+            site.in_loop(site.services.registry.retire(name))
+    with Website(tmp_path, engine_url=engine.url, models=None) as site:
+        assert all(model.retired for model in site.in_loop(site.services.registry.models()))
+
+
+# Remote endpoints
+
+
+def test_a_remote_endpoint_takes_part_with_its_key_prompt_and_sampling(site, registry, engine, monkeypatch):
+    monkeypatch.setenv("ENDPOINT_KEY", "sk-very-secret")
+    with FakeEngine() as remote:
+        remote.add(["big-model"])
+        remote.say("big-model", "from afar")
+        model = registry.add(
+            name="far",
+            source=f"openai:{remote.url}/v1#big-model",
+            system_prompt="Be kind.",
+            sampling={"temperature": 0.1, "max_tokens": 99},
+            endpoint_key_env="ENDPOINT_KEY",
+        )
+        assert model.status == "ready"
+        registry.retire("alpha")
+        visitor = site.visitor()
+        _, reading = visitor.battle("Hello?")
+        assert reading.state == "votable" and "from afar" in reading.html("a") + reading.html("b")
+        (asked,) = remote.asked
+        assert asked["messages"] == [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hello?"},
+        ]
+        assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("big-model", 0.1, 99)
+        assert asked["authorization"] == "Bearer sk-very-secret"
+        assert "sk-very-secret" not in repr(registry.models())
+
+
+def test_a_remote_endpoint_that_fails_is_said_and_the_others_go_on(registry, monkeypatch):
+    dead = registry.add(name="dead", source=f"openai:http://127.0.0.1:{free_port()}/v1#x")
+    assert dead.status == "failed" and "does not answer" in dead.reason
+    with FakeEngine() as remote:
+        remote.add(["other"])
+        wrong = registry.add(name="wrong", source=f"openai:{remote.url}/v1#x")
+        assert wrong.status == "failed" and "lists other" in wrong.reason
+        keyless = registry.add(name="keyless", source=f"openai:{remote.url}/v1#other", endpoint_key_env="NOT_SET")
+        assert keyless.status == "failed" and "NOT_SET is not set" in keyless.reason
+        monkeypatch.setenv("NOT_SET", "now it is")
+        assert registry.change("keyless", enabled=True).status == "ready"
+    assert statuses(registry)["alpha"] == "ready"
+
+
+def test_a_remote_endpoint_that_hangs_is_given_up(engine, tmp_path):
+    import socket
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Website(tmp_path, engine_url=engine.url, remote_timeout_seconds=0.3) as site,
+    ):
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        model = site.in_loop(site.services.registry.add(name="hangs", source=f"openai:{url}#x"))
+        assert model.status == "failed" and "within 0.3 s" in model.reason
+        assert statuses_of(site)["alpha"] == "ready"
+
+
+def statuses_of(site) -> dict[str, str]:
+    return {model.name: model.status for model in site.in_loop(site.services.registry.models())}
+
+
+def test_a_remote_failure_shows_the_visitor_nothing_of_it(site, registry):
+    with FakeEngine() as remote:
+        remote.add(["big-model"])
+        remote.say("big-model", Script.of("x", refuse=401))
+        registry.add(name="far", source=f"openai:{remote.url}/v1#big-model")
+        registry.retire("alpha")
+        visitor = site.visitor()
+        battle, reading = visitor.battle("Hello?")
+        seen = reading.raw.decode() + visitor.get(f"/api/battles/{battle}").text
+        assert reading.state == "interrupted"
+        for secret in ("big-model", "broken inside", "401", remote.url, "far"):
+            assert secret not in seen
+
+
+# The same over HTTP
+
+
+def test_the_admin_api_adds_changes_and_retires(site):
+    with httpx.Client(base_url=site.url, headers=KEY) as admin:
+        added = admin.post("/api/admin/models", json={"name": "gamma", "source": "path:/gamma"})
+        assert added.status_code == 201 and added.json()["status"] == "ready"
+        changed = admin.patch("/api/admin/models/gamma", json={"sampling": {"temperature": 0}, "enabled": False})
+        assert changed.json()["status"] == "disabled" and changed.json()["sampling"] == {"temperature": 0}
+        assert admin.delete("/api/admin/models/gamma").json()["status"] == "retired"
+        names = {model["name"] for model in admin.get("/api/admin/models").json()["models"]}
+        assert names == {"alpha", "beta", "gamma"}
+        again = admin.post("/api/admin/models", json={"name": "gamma", "source": "path:/gamma"})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "name_taken")
+        bad = admin.post("/api/admin/models", json={"name": "x", "source": "nothing"})
+        assert bad.status_code == 400 and "a source is one of" in bad.json()["error"]["message"]
+        assert admin.patch("/api/admin/models/nobody", json={"enabled": True}).status_code == 404
+        assert admin.patch("/api/admin/models/alpha", json={"name": "omega"}).status_code == 422
+
+
+def test_arena_errors_are_what_the_registry_raises():
+    assert issubclass(BadInput, ArenaError) and issubclass(NameTaken, ArenaError)
