@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 Load = Callable[[str, Progress], Runner]  # source, progress(done, total, unit) -> loaded checkpoint
+Command = tuple[Callable[[], None], Callable[[str], None] | None]  # what to do; whom to tell if the engine ends first
 SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
 
 
@@ -86,7 +87,7 @@ class Engine:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._loaded: dict[CheckpointKV, Checkpoint] = {}
         self._requests: dict[str, Request] = {}
-        self._commands: deque[tuple[Callable[[], Any], Future | None]] = deque()
+        self._commands: deque[Command] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -126,19 +127,22 @@ class Engine:
         if self._commands or self._closing:
             return
         if not self._wake.wait(SETTLE_SECONDS):
-            self.memory.check_integrity()
+            self.memory.check_integrity(idle=True)
             self._wake.wait()
 
     def _end_everything(self, why: str) -> None:
         with self._lock:
             self._closing = True
             commands, self._commands = self._commands, deque()
-        for _, answer in commands:
-            if answer:
-                answer.set_exception(EngineDead(why))
+        for _, tell in commands:
+            if tell:
+                tell(why)
         for request in list(self._requests.values()):
-            self._deliver(request, request.end("error" if self.failure else "abort", why))
+            self._stopped(request, why)
         self._requests.clear()
+
+    def _stopped(self, request: Request, why: str) -> None:
+        self._deliver(request, request.end("error" if self.failure else "abort", why))
 
     # The step
 
@@ -154,7 +158,7 @@ class Engine:
         if step.sequences:
             self._compute(step)
         if self.config.check_integrity:
-            self.memory.check_integrity()
+            self.memory.check_integrity(idle=self.scheduler.idle)
         self.counts.steps += 1
         self.counts.step_seconds += time.perf_counter() - began
         return True
@@ -210,6 +214,7 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self.scheduler.remove(request.sequence)
         self._requests.pop(request.id, None)
+        request.sequence.owner = None  # or request and checkpoint would live on in a circle
 
     def _deliver(self, request: Request, event: GenerationEvent) -> None:
         try:
@@ -220,28 +225,36 @@ class Engine:
 
     # Commands
 
-    def _post(self, command: Callable[[], Any], answer: Future | None = None) -> None:
-        """Has `command` run on the engine's thread before its next step. Raises EngineDead where there is none."""
+    def _post(self, do: Callable[[], None], tell: Callable[[str], None] | None = None) -> None:
+        """Has a command run on the engine's thread before its next step. Raises EngineDead."""
         with self._lock:
-            if self._closing:
-                raise EngineDead(self.failure or "the engine is stopping")
-            self._commands.append((command, answer))
+            self._require_alive()
+            self._commands.append((do, tell))
         self._wake.set()
+
+    def _require_alive(self) -> None:
+        if self._closing:
+            raise EngineDead(self.failure or "the engine is stopping")
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Its value, taken between two steps."""
         if self._thread is None:
             return question()
         answer: Future = Future()
-        self._post(question, answer)
+
+        def reply() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._post(reply, lambda why: answer.set_exception(EngineDead(why)))
         return answer.result()
 
     def _run_commands(self) -> None:
         while self._commands:
-            command, answer = self._commands.popleft()
-            value = command()
-            if answer:
-                answer.set_result(value)
+            do, _ = self._commands.popleft()
+            do()
 
     # Requests
 
@@ -255,7 +268,7 @@ class Engine:
         self._check(served, prompt_ids, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver)
-        self._post(partial(self._add, request))
+        self._post(partial(self._add, request), partial(self._stopped, request))
         return request.id
 
     def abort(self, request_id: str) -> None:
@@ -296,8 +309,10 @@ class Engine:
 
     def put_model(self, spec: ModelSpec) -> ModelStatus:
         """Registers a model and has its checkpoint loaded. The same spec again changes nothing (a failed one is tried
-        again); another one under the same name replaces it, and its requests go on where the checkpoint stays."""
+        again); another one under the same name replaces it, and its requests go on where the checkpoint stays. Raises
+        EngineDead."""
         with self._lock:
+            self._require_alive()
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
@@ -311,8 +326,9 @@ class Engine:
 
     def delete_model(self, name: str) -> None:
         """Its requests end with an error; its pages are free before the next question is answered. Raises
-        ModelNotFound."""
+        ModelNotFound, EngineDead."""
         with self._lock:
+            self._require_alive()
             if name not in self._models:
                 raise ModelNotFound(name)
             self._post(partial(self._retire, self._models.pop(name)))
@@ -328,9 +344,8 @@ class Engine:
         return model.checkpoint.runner, replace(model.spec, context_length=model.context_length)
 
     def _ready(self, name: str) -> Model:
-        if self.failure:
-            raise EngineDead(self.failure)
         with self._lock:
+            self._require_alive()
             if name not in self._models:
                 raise ModelNotFound(name)
             model = self._models[name]
@@ -392,6 +407,9 @@ class Engine:
             prefix = self._settle(model)
         except EngineError as error:
             return self._model_failed(model, str(error))
+        except Exception as error:
+            log.exception("the system prompt of %s cannot be encoded", model.spec.name)
+            return self._model_failed(model, f"its system prompt cannot be encoded: {type(error).__name__}: {error}")
         if not prefix:
             model.status = "ready"
             return
@@ -407,6 +425,10 @@ class Engine:
         model.prefix_ids = chat.system_prefix(spec.system_prompt)
         longest = min(spec.context_length or runner.context_length, runner.context_length)
         model.context_length = self.memory.longest(space, longest)
+        if model.context_length < min(longest, BLOCK_TOKENS):
+            raise CheckpointError(
+                f"{BLOCK_TOKENS} tokens of {spec.source} do not fit into the pool: raise kv_memory_bytes"
+            )
         if len(model.prefix_ids) >= model.context_length:
             raise CheckpointError(
                 f"system prompt is {len(model.prefix_ids):,} tokens; {spec.name} allows {model.context_length:,}"
@@ -439,6 +461,7 @@ class Engine:
                 self._end(request, "error", f"the model {model.spec.name} was removed")
         if model.prefilling:
             self.scheduler.remove(model.prefilling)
+            model.prefilling = None
         if model.pin:
             self.memory.unpin(model.pin)
         with self._lock:

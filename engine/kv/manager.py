@@ -235,9 +235,10 @@ class KVManager:
 
     # Invariants
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, *, idle: bool = False) -> None:
         """Raises IntegrityError unless every page is free or of one block, every block live or cached, and every
-        reference in a table counted once. With no sequence running, only pins hold anything."""
+        reference in a table counted once; when `idle`, only pins may hold anything."""
+        require(not (idle and self.tables), "nothing runs, but blocks are held")
         held = Counter(block for table in [*self.tables.values(), *self.pins] for block in table.held())
         cached = self.blocks.cached
         require(held.keys().isdisjoint(cached), "a cached block stands in a table")

@@ -1,8 +1,10 @@
 """The engine as a whole, over fake checkpoints whose answers show every wrong page; see `fake_runner`."""
 
+import gc
 import random
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -349,6 +351,21 @@ def test_a_system_prompt_too_long_for_the_pool_or_the_context_fails_its_model_on
     assert rig.generate("a", words(20)).reason == "length"
 
 
+def test_a_checkpoint_whose_block_is_larger_than_the_pool_fails_with_the_remedy():
+    rig = Rig({"a": FakeRunner(HYBRID, "a")}, pages=3)
+    rig.put("a")
+    assert "kv_memory_bytes" in rig.engine.models()[0].reason
+    assert rig.engine.kv()["pages"]["free"] == 3
+
+
+def test_a_chat_format_that_breaks_fails_its_model_only():
+    rig = rig_of()
+    rig.checkpoints["b"] = FakeRunner(FULL, "b", chat=None)
+    rig.put("b")
+    assert "AttributeError" in rig.engine.models()[1].reason
+    assert rig.generate("a", words(20)).reason == "length"
+
+
 def test_the_same_spec_again_changes_nothing():
     rig = rig_of()
     answer = rig.ask("a", words(20), 20)
@@ -438,6 +455,23 @@ def test_a_checkpoint_is_unloaded_with_its_last_model():
     rig.drain()
     assert rig.engine.kv()["checkpoints"] == {}
     assert not rig.engine._checkpoints and not rig.memory.spaces
+
+
+def test_the_weights_of_an_unloaded_checkpoint_are_gone_at_once():
+    rig = rig_of()
+    rig.put("prompted", "a", system_prompt=SYSTEM_PROMPT)
+    rig.generate("a", words(20))
+    rig.ask("a", words(20), 30)
+    rig.engine.step()
+    weights = weakref.ref(rig.checkpoints.pop("a"))
+    gc.disable()
+    try:
+        for name in ("a", "prompted"):
+            rig.engine.delete_model(name)
+        rig.drain()
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 class Loader:
@@ -590,6 +624,31 @@ def test_closing_ends_what_runs(running):
         running.submit("a", words(30), SamplingParams(1), inbox)
 
 
+def test_requests_and_questions_that_the_engine_no_longer_hears_are_told(running):
+    inbox, hold, told = Inbox(), threading.Event(), []
+
+    def ask() -> None:
+        try:
+            running.kv()
+        except EngineDead as error:
+            told.append(str(error))
+
+    def fail() -> None:
+        hold.wait(10)
+        raise KeyError("a bug")
+
+    running._post(fail)
+    running.submit("a", words(30), SamplingParams(5), inbox)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for(lambda: len(running._commands) == 2)
+    hold.set()
+    asking.join(10)
+    assert "KeyError" in told[0]
+    assert inbox.ended.wait(10)
+    assert (inbox.events[0].finish_reason, inbox.events[0].error) == ("error", told[0])
+
+
 def test_books_that_do_not_add_up_end_the_thread_visibly(running):
     inbox = Inbox()
     running.submit("a", words(30), SamplingParams(1000), inbox)
@@ -599,7 +658,7 @@ def test_books_that_do_not_add_up_end_the_thread_visibly(running):
     wait_for(lambda: not running.alive)
     assert inbox.events[-1].finish_reason == "error"
     assert "IntegrityError" in running.failure
-    for question in (running.kv, lambda: running.runner_of("a"), lambda: running.put_model(ModelSpec("c", "a"))):
+    for question in (running.kv, lambda: running.runner_of("a"), lambda: running.put_model(ModelSpec("c", "new"))):
         with pytest.raises(EngineDead, match="IntegrityError"):
             question()
 

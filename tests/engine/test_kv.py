@@ -9,6 +9,7 @@ from engine.kv.blocks import Block, IntegrityError
 from engine.kv.geometry import first_seen_block
 from engine.kv.manager import KVManager
 from engine.kv.pool import PagePool
+from engine.kv.prefix_cache import root_hash
 from engine.sequence import Sequence
 from kernels.spec import BLOCK_TOKENS
 from tests.engine.fake_runner import FULL, HYBRID, PAGE_BYTES, SLIDING, TWO_WINDOWS
@@ -110,6 +111,11 @@ def test_checkpoints_never_find_each_others_prefixes():
     first, second = kv.add_checkpoint("a", FULL), kv.add_checkpoint("b", FULL)
     kv.release(compute(kv, first, LONG[:64]))
     assert hit(kv, second, LONG[:65]) == 0
+
+
+def test_the_root_of_all_hashes_stands_for_weights_windows_and_tenant():
+    roots = [("a", FULL, ""), ("b", FULL, ""), ("a", HYBRID, ""), ("a", FULL, "tenant")]
+    assert len({root_hash(*root) for root in roots}) == 4
 
 
 def test_content_computed_twice_at_once_ends_up_in_one_block():
