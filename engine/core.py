@@ -317,7 +317,7 @@ class Engine:
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
             model = self._models[spec.name] = Model(spec, self._checkpoint(spec.source))
-            model.checkpoint.users.add(model)
+            model.checkpoint.users.append(model)
             if old:
                 self._post(partial(self._retire, old, successor=model))
             if model.checkpoint.runner:
@@ -433,20 +433,17 @@ class Engine:
             raise CheckpointError(
                 f"system prompt is {len(model.prefix_ids):,} tokens; {spec.name} allows {model.context_length:,}"
             )
-        if not self.config.enable_prefix_cache:
-            return []
-        prefix = model.prefix_ids[: len(model.prefix_ids) // BLOCK_TOKENS * BLOCK_TOKENS]
-        if not self.memory.may_pin(space, len(prefix)):
-            raise CheckpointError(
-                f"system prompt is {len(prefix):,} tokens; the pool of {self.memory.pool.total:,} pages has no room to "
-                "keep them: raise kv_memory_bytes"
-            )
-        return prefix
+        whole_blocks = len(model.prefix_ids) // BLOCK_TOKENS * BLOCK_TOKENS
+        return model.prefix_ids[:whole_blocks] if self.config.enable_prefix_cache else []
 
     def _prefix_computed(self, sequence: Sequence) -> None:
         model = sequence.owner
-        self.scheduler.finish(sequence)
-        model.pin, model.prefilling, model.status = self.memory.pin(sequence), None, "ready"
+        if pin := self.memory.pin(sequence):
+            model.pin, model.prefilling, model.status = pin, None, "ready"
+        else:
+            why = f"no room to keep the {sequence.length:,} tokens of its system prompt: raise kv_memory_bytes"
+            self._model_failed(model, why)
+        self.scheduler.remove(sequence)
 
     def _model_failed(self, model: Model, why: str) -> None:
         log.warning("%s is not served: %s", model.spec.name, why)
@@ -465,7 +462,7 @@ class Engine:
         if model.pin:
             self.memory.unpin(model.pin)
         with self._lock:
-            model.checkpoint.users.discard(model)
+            model.checkpoint.users.remove(model)
         self._unload_if_unused(model.checkpoint)
 
     def _unload_if_unused(self, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.kv.manager import BlockTable, CheckpointKV, KVManager
+from engine.kv.manager import CheckpointKV, KVManager, pages_of
 from engine.models import Checkpoint, Model
 from engine.request import Request
 from engine.scheduler import Scheduler
@@ -73,11 +73,6 @@ def checkpoint_kv(space: CheckpointKV) -> dict[str, Any]:
         "pages_per_block": [group.pages_per_block for group in space.groups],
         "windows": [group.window for group in space.groups],
     }
-
-
-def pages_of(tables: list[BlockTable]) -> int:
-    """Pages of the distinct blocks."""
-    return sum(block.group.pages_per_block for block in {block for table in tables for block in table.held()})
 
 
 def load(scheduler: Scheduler, memory: KVManager, counts: Counts) -> dict[str, Any]:

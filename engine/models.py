@@ -53,7 +53,7 @@ class Checkpoint:
     """One source, loaded or on its way."""
 
     source: str
-    users: set[Model] = field(default_factory=set)
+    users: list[Model] = field(default_factory=list)
     progress: tuple[int, int, str] = (0, 0, "")
     runner: Runner | None = None
     space: CheckpointKV | None = None  # set with `runner`

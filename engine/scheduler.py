@@ -61,11 +61,6 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.state = State.FINISHED
 
-    def finish(self, sequence: Sequence) -> None:
-        """Ends a running sequence whose blocks somebody keeps."""
-        self.running.remove(sequence)
-        sequence.state = State.FINISHED
-
     def schedule(self) -> Step:
         """Admits what fits, then picks the checkpoint and its tokens, with their blocks taken."""
         self._admit()

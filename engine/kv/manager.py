@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,25 +200,25 @@ class KVManager:
 
     # Pinned prefixes
 
-    def pin(self, sequence: Sequence) -> BlockTable:
+    def pin(self, sequence: Sequence) -> BlockTable | None:
         """Keeps the blocks of a fully computed sequence of whole blocks until `unpin`: all that a later hit at its end
-        needs. The sequence holds nothing afterwards."""
-        table = self.tables.pop(sequence)
+        needs. The sequence holds nothing afterwards. None, and nothing changed, where that is too much of the pool."""
+        table = sequence.table
         self._drop_below_windows(table, sequence.computed)
+        pages = pages_of([*self.pins, table])
+        if pages > MOST_PINNED * self.pool.total:
+            return None
         self._keep_promise(table, table.promised)
         self.pins.add(table)
-        self._count_pinned()
+        self.pinned_pages = pages
+        del self.tables[sequence]
         sequence.table = None
         return table
 
     def unpin(self, table: BlockTable) -> None:
         self.pins.remove(table)
         self._release_table(table)
-        self._count_pinned()
-
-    def may_pin(self, space: CheckpointKV, tokens: int) -> bool:
-        pages = space.most_pages(tokens, self._chunk_tokens)
-        return self.pinned_pages + pages <= MOST_PINNED * self.pool.total
+        self.pinned_pages = pages_of(self.pins)
 
     # Figures
 
@@ -247,6 +248,7 @@ class KVManager:
         known = [*held, *cached]
         pages = np.concatenate([self.pool.free_pages, *(block.pages for block in known)])
         require(np.array_equal(np.sort(pages), np.arange(self.pool.total)), "a page is lost or has two owners")
+        require(self.pinned_pages == pages_of(self.pins), "pinned pages are miscounted")
         require(self.blocks.shared == sum(count > 1 for count in held.values()), "shared blocks are miscounted")
         require(
             self.blocks.cached_pages == sum(block.group.pages_per_block for block in cached),
@@ -312,9 +314,10 @@ class KVManager:
                 if block is not None:
                     self.blocks.release(block)
 
-    def _count_pinned(self) -> None:
-        blocks = {block for table in self.pins for block in table.held()}
-        self.pinned_pages = sum(block.group.pages_per_block for block in blocks)
+
+def pages_of(tables: Iterable[BlockTable]) -> int:
+    """Pages of the distinct blocks."""
+    return sum(block.group.pages_per_block for block in {block for table in tables for block in table.held()})
 
 
 def require(holds: bool, otherwise: str) -> None:

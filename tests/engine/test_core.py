@@ -366,6 +366,16 @@ def test_a_chat_format_that_breaks_fails_its_model_only():
     assert rig.generate("a", words(20)).reason == "length"
 
 
+def test_system_prompts_never_take_more_than_half_of_the_pool():
+    rig = Rig({"a": FakeRunner(FULL, "a")}, pages=60)
+    for number in range(5):  # all at once: each alone has room
+        rig.put(f"m{number}", "a", system_prompt=f"{number}. {SYSTEM_PROMPT}", wait=False)
+    rig.drain()
+    assert [status.status for status in rig.engine.models()] == ["ready"] * 2 + ["failed"] * 3
+    assert rig.memory.pinned_pages <= 30
+    assert rig.generate("m0", words(100)).reason == "length"
+
+
 def test_the_same_spec_again_changes_nothing():
     rig = rig_of()
     answer = rig.ask("a", words(20), 20)

@@ -211,6 +211,17 @@ def test_a_hit_is_the_longest_prefix_whose_visible_blocks_are_all_there(data, ge
     kv.release(again)
 
 
+def test_a_hit_that_one_window_shortens_is_tried_again_on_the_others():
+    kv = manager(pages=200)
+    space = kv.add_checkpoint("a", TWO_WINDOWS)
+    sequence = compute(kv, space, LONG)
+    kv.release(sequence)
+    _, narrow, wide = space.groups  # the narrow one sees one block before the next token, the wide one three
+    for group, index in ((wide, 5), (narrow, 4)):
+        kv.blocks.evict(group.published[sequence.block_hashes[index]])
+    assert hit(kv, space, LONG) == 4
+
+
 @pytest.mark.parametrize("geometry", [FULL, HYBRID, SLIDING, TWO_WINDOWS])
 @pytest.mark.parametrize("chunk", [16, 48, 96])
 def test_a_pinned_prefix_survives_any_pressure_and_is_hit_whole(geometry, chunk):
