@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     )
     benching.add_argument("--base-url", help="a running engine, such as http://127.0.0.1:8001; default: start one")
     benching.add_argument("--model", help="model on that engine; default: register SmolLM2-135M-Instruct")
+    benching.add_argument("--seed", default="0", help="which words the prompts are made of; lengths never change")
     benching.add_argument(
         "--json", action="store_true", help="print one JSON document on stdout and nothing else there"
     )

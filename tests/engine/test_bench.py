@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine import bench
-from engine.__main__ import parser
+from engine.__main__ import main, parser
 from engine.bench import Ask, Exchange, Load, Writer, child_arguments, drive, events, load_of, read, response, summary
 from engine.child import PeakMemory
 from engine.config import FIELDS, EngineConfig
+from tests.engine.server_fixture import tiny_folder
 from tests.engine.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(adds_bos=False)
@@ -149,3 +150,25 @@ def test_table_shows_every_row_and_the_ratio():
     row = summary(Load("x", (), 1), [], 1.0, None)
     text = bench.table({"ours": row, "theirs": row}, 5.25)
     assert "ours" in text and "theirs" in text and "5.25" in text
+
+
+SMALL = Load("W3", tuple(Ask(({"role": "user", "content": f"number {n}"},), 6) for n in range(3)), 2)
+
+
+def test_same_work_runs_through_transformers():
+    result = bench.measure_transformers(SMALL, tiny_folder(), EngineConfig(threads=1))
+    assert (result["errors"], result["output_tokens"], result["wanted_tokens"]) == (0, 18, 18)
+    assert result["tokens_per_second"] > 0
+    assert result["ttft_ms"]["median"] > 0
+
+
+def test_command_prints_one_json_document_and_nothing_else(engine, monkeypatch, capsys):
+    monkeypatch.setattr("engine.checkpoints.fetch", lambda source, cache, progress: tiny_folder())
+    monkeypatch.setattr(bench, "load_of", lambda name, tokenizer, seed: SMALL)
+    status = main(["bench", "W3", "--json", "--base-url", engine.url + "/v1", "--model", "llama"])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert status == 0
+    assert (result["load"], result["errors"], result["output_tokens"]) == ("W3", 0, 18)
+    assert set(result["ttft_ms"]) == set(result["itl_ms"]) == {"median", "p95"}
+    assert "tokens/s" in printed.err
