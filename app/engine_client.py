@@ -149,7 +149,7 @@ class EngineClient:
                 for choice in event.get("choices") or ():
                     finish = choice.get("finish_reason") or finish
                     if text := (choice.get("delta") or {}).get("content"):
-                        yield Delta(text=_storable(text))
+                        yield Delta(text=text.replace("\0", "\N{SYMBOL FOR NULL}"))  # which a database can hold
         if finish is None:
             raise EngineUnreachable("the stream ended before the answer did")
         details = usage.get("prompt_tokens_details") or {}
@@ -290,11 +290,6 @@ async def _server_sent_events(response: httpx.Response) -> AsyncIterator[dict[st
                 raise EngineRefused(response.status_code, "its stream is not JSON") from error
             if isinstance(event, dict):
                 yield event
-
-
-def _storable(text: str) -> str:
-    """Without the two things that a database or a browser cannot hold: NUL and halves of a surrogate pair."""
-    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode("utf-8")
 
 
 def _sentence(body: bytes | dict) -> str:
