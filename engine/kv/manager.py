@@ -50,13 +50,13 @@ class BlockTable:
 
     __slots__ = ("blocks", "capacity", "first", "pages", "promised", "published", "space")
 
-    def __init__(self, space: CheckpointKV, blocks: list[list[Block | None]], room: int) -> None:
+    def __init__(self, space: CheckpointKV, blocks: list[list[Block | None]], room: int, promised: int) -> None:
         self.space = space
         self.blocks = blocks
         self.capacity = len(blocks[0]) * BLOCK_TOKENS  # tokens
         self.published = len(blocks[0])  # blocks, from the start, that are full and published
         self.first = [sum(block is None for block in column) for column in blocks]  # per group the first one held
-        self.promised = 0  # pages that it may still count on to finish its prompt
+        self.promised = promised  # pages that it may still count on to finish its prompt
         self.pages = [np.full((room, group.pages_per_block), -1, np.int32) for group in space.groups]
         for pages, column in zip(self.pages, blocks, strict=True):
             for index, block in enumerate(column):
@@ -77,8 +77,8 @@ class BlockTable:
         self.pages[group][index] = -1 if block is None else block.pages
 
     def held(self) -> list[Block]:
-        """Every reference this table counts for, the first block of each group first."""
-        return [block for column in self.blocks for block in column if block is not None]
+        """Every reference this table counts for."""
+        return present(self.blocks)
 
 
 class KVManager:
@@ -135,22 +135,26 @@ class KVManager:
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were
         promised and a watermark. `alone`: nobody runs, so nobody needs to be left anything."""
-        table = self._matched(sequence, sequence.space.cache.match(sequence))
-        revived = sum(block.group.pages_per_block for block in table.held() if block.references == 0)
+        cache = sequence.space.cache
+        blocks = cache.held(sequence, cache.match(sequence))
+        missing = self._pages_to_finish(sequence, blocks)
+        revived = sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
         spare = 0 if alone else self.promised_pages + self._watermark_pages
-        if table.promised + revived + spare > self.blocks.available_pages:
+        if missing + revived + spare > self.blocks.available_pages:
             return False
+        self._take(sequence, blocks, missing)
         if sequence.cached_tokens is None:
-            self._count_served(sequence, 0, table.capacity)
-        self._take(sequence, table)
+            self._count_served(sequence, 0, sequence.computed)
         return True
 
     def rematch(self, sequence: Sequence) -> None:
         """Lets a sequence that prefills skip what others have published since it was admitted."""
-        hit = sequence.space.cache.match(sequence)
+        cache = sequence.space.cache
+        hit = cache.match(sequence)
         if hit * BLOCK_TOKENS > sequence.computed:
             old, computed = sequence.table, sequence.computed
-            self._take(sequence, self._matched(sequence, hit))
+            blocks = cache.held(sequence, hit)
+            self._take(sequence, blocks, self._pages_to_finish(sequence, blocks))
             self._release_table(old)
             self._count_served(sequence, computed, sequence.computed)
 
@@ -264,17 +268,12 @@ class KVManager:
 
     # Private
 
-    def _matched(self, sequence: Sequence, hit: int) -> BlockTable:
-        """A table of the `hit` blocks that are cached; holds no reference yet."""
-        blocks = sequence.space.cache.held(sequence, hit)
-        table = BlockTable(sequence.space, blocks, room=blocks_of(sequence.length) + 2)
-        table.promised = self._pages_to_finish(sequence, table)
-        return table
-
-    def _take(self, sequence: Sequence, table: BlockTable) -> None:
-        for block in table.held():
+    def _take(self, sequence: Sequence, blocks: list[list[Block | None]], promised: int) -> None:
+        """Gives the sequence a table of these cached blocks."""
+        for block in present(blocks):
             self.blocks.retain(block)
-        self.promised_pages += table.promised
+        table = BlockTable(sequence.space, blocks, blocks_of(sequence.length) + 2, promised)
+        self.promised_pages += promised
         self.tables[sequence] = sequence.table = table
         sequence.computed = table.capacity
 
@@ -286,11 +285,11 @@ class KVManager:
         sequence.cached_tokens = (sequence.cached_tokens or 0) + served
         self.cached_tokens_served += served
 
-    def _pages_to_finish(self, sequence: Sequence, table: BlockTable) -> int:
-        """Pages that the uncached rest of the sequence takes at most, with one block to decode into."""
+    def _pages_to_finish(self, sequence: Sequence, blocks: list[list[Block | None]]) -> int:
+        """Pages that the sequence takes at most beside these blocks, until it has one block to decode into."""
         length = min(sequence.length + BLOCK_TOKENS, sequence.limit)
-        pages = table.space.most_pages(length, self._chunk_tokens)
-        return max(0, pages - sum(block.group.pages_per_block for block in table.held()))
+        pages = sequence.space.most_pages(length, self._chunk_tokens)
+        return max(0, pages - sum(block.group.pages_per_block for block in present(blocks)))
 
     def _keep_promise(self, table: BlockTable, pages: int) -> None:
         kept = min(pages, table.promised)
@@ -313,6 +312,10 @@ class KVManager:
             for block in bundle:
                 if block is not None:
                     self.blocks.release(block)
+
+
+def present(blocks: list[list[Block | None]]) -> list[Block]:
+    return [block for column in blocks for block in column if block is not None]
 
 
 def pages_of(tables: Iterable[BlockTable]) -> int:
