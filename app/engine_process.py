@@ -33,8 +33,8 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task | None = None
         self._url: str | None = None
-        self.starts = 0
-        self.last_words = ""  # of the child's standard error, for who wonders why it does not start
+        self.ends = 0  # how often it has ended by itself
+        self.last_words = ""  # of its standard error, for who wonders why
 
     def url(self) -> str | None:
         """Where it listens; None before it does and after it died."""
@@ -60,6 +60,7 @@ class EngineProcess:
         while True:
             began = asyncio.get_running_loop().time()
             code = await self._run_once()
+            self.ends += 1
             lived = asyncio.get_running_loop().time() - began
             failures = 0 if lived > SETTLED_SECONDS else failures + 1
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
@@ -69,7 +70,6 @@ class EngineProcess:
     async def _run_once(self) -> int:
         """From start to end of one child; its exit code."""
         self._port = free_port(self._port)
-        self.starts += 1
         with open_log(self._log_file) as output:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine", "serve",

@@ -120,6 +120,8 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
         if (least is not None and value < least) or (most is not None and value > most):
             bounds = f"at least {least}" if most is None else f"from {least} to {most}"
             raise BadInput(f"{name} must be {bounds}, not {value}")
+    if sampling.get("min_tokens", 0) > sampling.get("max_tokens", math.inf):
+        raise BadInput("min_tokens must not be more than max_tokens")
     return dict(sampling)
 
 

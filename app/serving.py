@@ -153,8 +153,12 @@ async def announce(website: Website, service_file: ServiceFile) -> None:
     services = website.services
     progress = Progress()
     engine_url = None
+    ends = 0
     ready = False
     while True:
+        if services.process and services.process.ends > ends:
+            ends = services.process.ends
+            print(f"The engine ended and is started again: {services.process.last_words}", file=sys.stderr, flush=True)
         if services.process and services.process.url() != engine_url:
             engine_url = services.process.url()
             service_file.write(url=website.address, engine_url=engine_url, engine_key=services.config.engine_admin_key)

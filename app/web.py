@@ -10,12 +10,13 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: i
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import api, views
+from app.api_docs import api_page
 from app.errors import ArenaError, BodyTooLarge, ForeignOrigin, NotFound, StorageUnavailable
 from app.security import refuse_foreign_origin
 from app.services import Services
@@ -38,10 +39,11 @@ NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please 
 
 def create_app(services: Services, *, mount_views: Callable[..., None] = views.mount) -> FastAPI:
     """Serves what `services` are; whoever started them ends them."""
-    app = FastAPI(title="Paged Arena", redoc_url=None)
+    app = FastAPI(title="Paged Arena", docs_url=None, redoc_url=None)  # FastAPI's own pages come from another host
     app.state.services = services
     app.include_router(api.router)
     app.include_router(api.admin_router)
+    app.add_route("/docs", lambda request: HTMLResponse(api_page(app.openapi())))
     app.add_exception_handler(ArenaError, answer_arena_error)
     app.add_exception_handler(db_errors.DatabaseUnavailable, answer_database_unavailable)
     app.add_exception_handler(db_errors.NotFound, answer_not_found)

@@ -154,6 +154,7 @@ def test_names_that_are_none(name):
         ({"source": "path:/x", "sampling": {"max_tokens": True}}, "whole number"),
         ({"source": "path:/x", "sampling": {"max_tokens": 0}}, "at least 1"),
         ({"source": "path:/x", "sampling": {"stop": "word"}}, "list of texts"),
+        ({"source": "path:/x", "sampling": {"min_tokens": 9, "max_tokens": 8}}, "not be more than"),
         ({"source": "path:/x", "sampling": [1]}, "table of names"),
         ({"source": "path:/x", "context_length": 3}, "context_length"),
         ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
