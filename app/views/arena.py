@@ -1,7 +1,9 @@
 """The arena: one question, two hidden answers, a vote, the names.
 
-Lays out the controls and the two panels. It holds no Gradio event at all: static/js/arena.js calls /api, and the
-server decides what is allowed, so that a call past this page can change nothing more than the page itself can.
+Lays out the controls and, as empty columns, the places that static/js/arena.js fills: the two panels among them.
+(`gr.HTML` would evaluate its template as code, which our Content-Security-Policy forbids.) There is no Gradio event at
+all: the script calls /api, and the server decides what is allowed, so that a call past this page can change no more
+than the page itself can.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def hero(words: Mapping[str, str]) -> str:
     examples = "".join(
         f'<li><button type="button" class="example">{escape(words[key])}</button></li>' for key in EXAMPLES
     )
-    title = " ".join(f"<span>{escape(sentence)}</span>" for sentence in words["hero_title"].split("|"))
+    lines = words["hero_title"].split("|")  # it may break there, and nowhere else
+    title = "".join(" " * line.startswith(" ") + f"<span>{escape(line.strip())}</span>" for line in lines)
     return (
         f"<h1>{title}</h1><p>{escape(words['hero_text'])}</p>"
         f'<h2 id="examples-title">{escape(words["examples"])}</h2><ul aria-labelledby="examples-title">{examples}</ul>'

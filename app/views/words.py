@@ -24,14 +24,13 @@ TABLE: dict[str, tuple[str, str]] = {
     "theme_light": ("Switch to the light look", "切换到浅色外观"),
     "theme_dark": ("Switch to the dark look", "切换到深色外观"),
     "no_script": ("Paged Arena needs JavaScript.", "Paged Arena 需要启用 JavaScript。"),
-    "loading": ("Loading…", "正在加载…"),
     # arena
     "arena_title": ("Paged Arena – compare two hidden models", "Paged Arena – 匿名对比两个模型"),
     "arena_description": (
         "Ask one question, read two hidden models side by side, vote, and see who answered.",
         "提一个问题，并排阅读两个匿名模型的回答，投票，然后揭晓它们是谁。",
     ),
-    "hero_title": ("Two answers.|No names.|You decide.", "两个回答，|没有名字，|由你评判。"),
+    "hero_title": ("Two answers.| No names.| You decide.", "两个回答，|没有名字，|由你评判。"),
     "hero_text": (
         "Ask anything. Two hidden models answer side by side. Vote for the better one, and then see who they were.",
         "随便问。两个匿名模型并排作答，请为更好的那个投票，之后才会揭晓它们是谁。",
@@ -73,13 +72,11 @@ TABLE: dict[str, tuple[str, str]] = {
     "model_a": ("Model A", "模型 A"),
     "model_b": ("Model B", "模型 B"),
     "you": ("You", "你"),
-    "side_waiting": ("Thinking", "思考中"),
     "side_streaming": ("Answering", "作答中"),
     "side_done": ("Done", "已完成"),
     "side_stopped": ("Stopped", "已停止"),
     "side_interrupted": ("Interrupted", "已中断"),
     "side_failed": ("Not finished", "未完成"),
-    "said_done": ("{side} has finished.", "{side}已答完。"),
     "side_failed_message": ("This answer could not be finished.", "这个回答未能完成。"),
     "side_stopped_message": ("You stopped this answer.", "你停止了这个回答。"),
     "side_interrupted_message": ("This answer was interrupted.", "这个回答被中断了。"),
@@ -98,7 +95,6 @@ TABLE: dict[str, tuple[str, str]] = {
     "vote_tie": ("Tie", "平局"),
     "vote_bad": ("Both are bad", "都不好"),
     "vote_keys": ("Keys 1 to 4 vote (Alt + 1 to 4 while typing)", "按 1–4 投票（输入时按 Alt + 1–4）"),
-    "vote_saving": ("Saving your vote…", "正在保存你的投票…"),
     "vote_failed": ("Your vote was not saved. Please try again.", "投票没有保存成功，请再试一次。"),
     "regenerate": ("Regenerate", "重新生成"),
     "new_battle": ("New battle", "新对战"),
@@ -120,8 +116,12 @@ TABLE: dict[str, tuple[str, str]] = {
         "你停止了回答。重新生成完整回答后即可投票。",
     ),
     "battle_failed": (
-        "One answer is missing, so there is nothing to compare yet. Try that side again.",
-        "有一个回答缺失，暂时无法比较。请让那一侧重试。",
+        "The answer of {side} is missing, so there is nothing to compare yet. Try that side again.",
+        "{side} 的回答缺失，暂时无法比较。请让那一侧重试。",
+    ),
+    "battle_failed_both": (
+        "Neither answer could be finished. Regenerate to have this question answered again by the same two models.",
+        "两个回答都未能完成。点“重新生成”，由同样的两个模型再答一次。",
     ),
     "battle_void": (
         "This battle cannot go on: one of its models has left. Start a new one.",

@@ -79,7 +79,7 @@ function addTurn(turn, prompt) {
   battle.prompts[turn - 1] = prompt;
   for (const side of SIDES) {
     panels[side].turn(turn, prompt);
-    panels[side].state(turn, "streaming", null);
+    panels[side].begin(turn);
   }
 }
 
@@ -92,9 +92,7 @@ function draw(snapshot) {
     battle.prompts[turn - 1] = prompt;
     for (const side of SIDES) {
       panels[side].turn(turn, prompt);
-      const { state, blocks, message } = answers[side];
-      blocks.forEach((html, index) => panels[side].block(turn, index, html));
-      panels[side].state(turn, state, message);
+      panels[side].answer(turn, answers[side]);
     }
   }
   show(snapshot.state);
@@ -105,9 +103,11 @@ function draw(snapshot) {
 /** Why there is nothing to vote on, and what can be done. */
 function explain() {
   if (battle.state === "void") return banner(say("battle_void"));
-  const states = SIDES.map((side) => parts[`chat-${side}`].dataset.state);
-  const reason = ["failed", "stopped"].find((state) => states.includes(state)) ?? "interrupted";
-  banner(say(`battle_${reason}`));
+  const ended = (state) => SIDES.filter((side) => parts[`chat-${side}`].dataset.state === state);
+  const failed = ended("failed");
+  if (failed.length === 1) return banner(say("battle_failed", { side: say(`model_${failed[0]}`) }));
+  const stopped = ended("stopped");
+  banner(say(failed.length ? "battle_failed_both" : stopped.length ? "battle_stopped" : "battle_interrupted"));
 }
 
 // What the visitor does
@@ -154,7 +154,7 @@ async function answerAgain(path, sides) {
   show("sending");
   if (!(await attempt(path))) return show(battle.state === "sending" ? before : battle.state);
   banner("");
-  for (const side of sides) panels[side].again(battle.turn);
+  for (const side of sides) panels[side].begin(battle.turn);
   show("streaming");
   listen();
 }
@@ -253,17 +253,13 @@ function listen() {
 function heard(type, data, id) {
   battle.event = id;
   if (type === "block") panels[data.side].block(data.turn, data.block, data.html);
-  if (type === "side") heardSide(data);
+  if (type === "side" && data.state === "streaming") panels[data.side].begin(data.turn);
+  else if (type === "side") panels[data.side].state(data.turn, data.state, data.message);
   if (type === "state" && data.state !== battle.state) {
     show(data.state);
     if (data.state !== "streaming") banner("");
     if (data.state === "interrupted" || data.state === "void") explain();
   }
-}
-
-function heardSide({ turn, side, state, message }) {
-  panels[side].state(turn, state, message);
-  parts["side-tabs"].querySelector(`[data-side="${side}"]`).dataset.state = state;
 }
 
 async function reload(id) {
@@ -315,7 +311,7 @@ async function watchStatus(status) {
     }
     const text = page.language === "en" && status.message ? status.message : say("not_enough_text", { n: number.format(status.ready_models) });
     byId("not-ready")?.remove();
-    parts.dock.prepend(el("section", { id: "not-ready", class: "notice-card", role: "status" }, el("div", {}, el("h2", {}, say("not_enough_title")), el("p", {}, text))));
+    parts.dock.prepend(el("section", { id: "not-ready", class: "notice-card", role: "status" }, el("div", {}, el("h2", {}, say("not_enough_title")), el("p", {}, text, " ", el("a", { href: "/admin" }, say("nav_admin"))))));
     await sleep(STATUS_EVERY_MS);
     status = await call("GET", "/status").catch(() => status);
   }

@@ -6,6 +6,7 @@ import { refusal } from "./api.js";
 import { sleep } from "./frame.js";
 
 const SILENCE_MS = 8_000; // the server pings every half second
+const FIRST_WAIT_MS = 100; // two seconds without a reader end the turn
 const LONGEST_WAIT_MS = 3_000;
 
 /**
@@ -15,7 +16,7 @@ const LONGEST_WAIT_MS = 3_000;
  */
 export async function follow(battle, after, { handle, lost, back, signal }) {
   let last = after;
-  let wait = 250;
+  let wait = FIRST_WAIT_MS;
   let ended = false;
   let gap = false;
   while (!ended && !signal.aborted) {
@@ -24,7 +25,7 @@ export async function follow(battle, after, { handle, lost, back, signal }) {
         open() {
           if (gap) back();
           gap = false;
-          wait = 250;
+          wait = FIRST_WAIT_MS;
         },
         event({ id, type, data }) {
           if (id) last = Number(id);

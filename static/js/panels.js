@@ -46,11 +46,17 @@ export class Panel {
     return turn;
   }
 
-  /** Empties the answer of a turn, to be given again. */
-  again(number) {
-    const turn = this.turn(number);
-    turn.blocks.replaceChildren();
+  /** Empties the answer of a turn: it begins, or begins again. */
+  begin(number) {
+    this.turn(number).blocks.replaceChildren();
     this.state(number, "streaming", null);
+  }
+
+  /** A whole answer as the server has it now. */
+  answer(number, { state, blocks, message }) {
+    this.turn(number).blocks.replaceChildren();
+    blocks.forEach((html, index) => this.block(number, index, html));
+    this.state(number, state, message);
   }
 
   /** `html` comes from the server's renderer, which lets no markup of the model through. */
@@ -77,7 +83,7 @@ export class Panel {
     if (state === "streaming") return [];
     if (state === "done") return blocks.textContent.trim() ? [copyButton("copy", () => blocks.innerText)] : [el("p", { class: "missing" }, say("side_empty"))];
     const parts = [el("p", { class: "missing" }, message || say(`side_${state}_message`))];
-    if (state === "failed") parts.push(el("button", { type: "button", class: "retry", onclick: () => this.retry(this.side) }, say("retry")));
+    if (state === "failed") parts.push(el("button", { type: "button", class: "retry primary", onclick: () => this.retry(this.side) }, say("retry")));
     return parts;
   }
 

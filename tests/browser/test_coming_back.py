@@ -67,7 +67,7 @@ def test_lost_connection_is_said_and_the_stream_goes_on(site, open_site, slow):
 
     def refuse(route):
         refused.append(route.request.url)
-        route.abort() if len(refused) < 3 else route.continue_()
+        route.abort() if len(refused) < 2 else route.continue_()
 
     page.route("**/events*", refuse)
     page.evaluate("dispatchEvent(new Event('offline'))")  # what a browser says when the network goes
