@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.staticfiles import StaticFiles
 
-from app.views import admin, arena, leaderboard
+from app.views import admin, arena, frame, leaderboard
 from app.views.frame import Frame, View, mounted_at
 from app.views.theme import theme
 from app.views.words import LANGUAGES, words_for
@@ -27,6 +27,7 @@ VIEWS = (
     View("/admin", "admin", admin.build, admin.slots, styles=("admin",), admin=True),
     View("/admin/login", "login", None, admin.login_slots, styles=("admin",), in_navigation=False),
 )
+LOST = View("", "lost", None, frame.lost_slots, in_navigation=False)
 STATIC = Path(__file__).resolve().parents[2] / "static"
 
 
@@ -51,4 +52,4 @@ def mount(app: FastAPI, services: Any, *, signed_in: Callable[[Request], bool]) 
             mcp_server=False,
             show_error=False,
         )
-    app.add_middleware(Frame, views=VIEWS, services=services, signed_in=signed_in)
+    app.add_middleware(Frame, views=VIEWS, lost=LOST, services=services, signed_in=signed_in)

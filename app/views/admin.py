@@ -15,7 +15,7 @@ import gradio as gr
 
 from app.engine_client import EngineError
 from app.errors import ArenaError, BadInput, NameTaken
-from app.model_rules import checked, checked_name, checked_sampling, checked_source, is_remote
+from app.model_rules import checked, checked_name, checked_sampling, checked_source
 from app.registry import ModelView, Registry
 from app.views.templates import templates
 
@@ -81,6 +81,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
             label=words["field_chat_template"],
             info=words["help_chat_template"],
             elem_id="field-chat_template",
+            scale=2,
         )
         context_length = text("context_length")
         key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
@@ -223,8 +224,8 @@ def summary(model: ModelView, words: Words) -> str:
     if model.system_prompt:
         length = words["system_tokens"].format(tokens=model.system_prompt_tokens) if model.system_prompt_tokens else ""
         parts.append(length or words["system_some"])
-    if chat := model.chat_template or (None if is_remote(model.source) else model.chat_format):
-        parts.append(words["chat_format"].format(name=chat))
+    if model.chat_template:
+        parts.append(words["chat_format"].format(name=model.chat_template))
     return " · ".join(parts)
 
 

@@ -78,9 +78,19 @@ def mounted_at(view: View, language: str) -> str:
 class Frame:
     """ASGI middleware around the application that the views are mounted on."""
 
-    def __init__(self, app: ASGIApp, *, views: Sequence[View], services: Any, signed_in: Callable[[Request], bool]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        views: Sequence[View],
+        lost: View,
+        services: Any,
+        signed_in: Callable[[Request], bool],
+    ):
+        """`lost` is what a browser sees at an address where there is nothing."""
         self.app = app
         self.views = views
+        self.lost = lost
         self.services = services
         self.signed_in = signed_in
         self.pages = {mounted_at(view, language): view for view in views for language in LANGUAGES}
@@ -91,11 +101,35 @@ class Frame:
         closed = GRADIO_ROUTE.search(scope["path"])
         if closed and closed["name"] not in OPEN_GRADIO_ROUTES:
             return await PlainTextResponse("Not found", status_code=404)(scope, receive, send)
+        request = Request(scope, receive)
         view = self.pages.get(scope["path"].rstrip("/") or "/")
-        if view is None or scope["method"] not in ("GET", "HEAD"):
-            return await self.app(scope, receive, kept_by_browsers(scope["path"], send))
-        response = await self.answer(view, Request(scope, receive))
-        await response(scope, receive, send)
+        if view is not None and scope["method"] in ("GET", "HEAD"):
+            response = await self.answer(view, request)
+            await response(scope, receive, send)
+        else:
+            await self.app(scope, receive, self.sent_by_others(request, send))
+
+    def sent_by_others(self, request: Request, send: Send) -> Send:
+        """`send` for what is no page of ours: says how long a file may be kept; shows `lost` for a page not found."""
+        path = request.url.path
+        rule = next((rule for part, rule in KEPT.items() if part in path), None)
+        wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        is_lost = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal is_lost
+            if message["type"] == "http.response.start":
+                is_lost = wants_page and message["status"] == 404
+                if rule and message["status"] in (200, 304):
+                    MutableHeaders(scope=message)["Cache-Control"] = rule
+            if not is_lost:
+                await send(message)
+            elif not message.get("more_body") and message["type"] == "http.response.body":
+                response = await self.answer(self.lost, request)
+                response.status_code = 404
+                await response(request.scope, request.receive, send)
+
+        return send_on
 
     async def answer(self, view: View, request: Request) -> Response:
         if view.admin and not self.signed_in(request):
@@ -135,18 +169,8 @@ class Frame:
         return HTMLResponse(html, headers={**NOT_KEPT, "Content-Security-Policy": policy(nonce)})
 
 
-def kept_by_browsers(path: str, send: Send) -> Send:
-    """`send`, saying how long a browser may keep a file; all else goes as it is."""
-    rule = next((rule for part, rule in KEPT.items() if part in path), None)
-    if rule is None:
-        return send
-
-    async def send_with_rule(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] in (200, 304):
-            MutableHeaders(scope=message)["Cache-Control"] = rule
-        await send(message)
-
-    return send_with_rule
+async def lost_slots(_request, _services, words: Words) -> dict[str, str]:
+    return {"lost": templates.get_template("lost.jinja").render(words=words)}
 
 
 def language_of(request: Request) -> str:

@@ -24,6 +24,11 @@ TABLE: dict[str, tuple[str, str]] = {
     "theme_light": ("Switch to the light look", "切换到浅色外观"),
     "theme_dark": ("Switch to the dark look", "切换到深色外观"),
     "no_script": ("Paged Arena needs JavaScript.", "Paged Arena 需要启用 JavaScript。"),
+    "lost_title": ("Not found – Paged Arena", "未找到 – Paged Arena"),
+    "lost_description": ("There is nothing at this address.", "此地址没有内容。"),
+    "lost_heading": ("Nothing here", "这里什么也没有"),
+    "lost_text": ("There is no page at this address.", "此地址没有页面。"),
+    "lost_link": ("To the arena", "前往对战"),
     # arena
     "arena_title": ("Paged Arena – compare two hidden models", "Paged Arena – 匿名对比两个模型"),
     "arena_description": (

@@ -122,3 +122,11 @@ def test_gradio_serves_no_route_that_the_product_has_no_use_for(site):
     assert client.post("/gradio_api/upload", files={"files": b"x"}).status_code == 404
     for path in ("/gradio_api/file=/etc/passwd", "/gradio_api/proxy=https://example.com", "/gradio_api/runs"):
         assert client.get(path).status_code == 404
+
+
+def test_address_without_a_page_says_so_to_a_browser_and_stays_json_for_programs(site):
+    answer = httpx.get(f"{site.url}/nowhere", headers={"Accept": "text/html,*/*"})
+    assert answer.status_code == 404
+    assert "Nothing here" in answer.text
+    assert "content-security-policy" in answer.headers
+    assert httpx.get(f"{site.url}/api/nowhere").headers["content-type"] == "application/json"

@@ -1,0 +1,5 @@
+// A page that is not there: only the frame around it.
+
+import { showSlots } from "./frame.js";
+
+showSlots();
