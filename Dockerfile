@@ -1,6 +1,7 @@
 # The steps of `make run`, in an image: docker build -t paged-arena . && docker run -p 7860:7860 -v arena:/data paged-arena
 FROM python:3.11-slim-bookworm
 
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends build-essential \
  && rm -rf /var/lib/apt/lists/*

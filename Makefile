@@ -21,8 +21,8 @@ test: $(VENV)/.tests-installed  ## the whole suite, browser tests included (ARGS
 	@$(BIN)/python -m tests.browser.chromium
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.tests-installed  ## lint and format check
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+check: $(VENV)/.tests-installed  ## lint and format check, the Dockerfile too
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/hadolint Dockerfile
 
 format: $(VENV)/.tests-installed  ## apply the formatter
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
