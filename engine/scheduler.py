@@ -78,8 +78,9 @@ class Scheduler:
                 sequence.state = State.RUNNING
             elif self.running:
                 return
-            else:
-                self._give_up(sequence)
+            else:  # not even alone
+                self.remove(sequence)
+                self._unservable.append(sequence)
 
     def _next_turn(self) -> CheckpointKV | None:
         spaces = {sequence.space for sequence in self.running}
@@ -101,12 +102,13 @@ class Scheduler:
         for sequence in own:
             if sequence.state is not State.RUNNING:
                 break  # preempted by an older one just now, and so were all after it
-            if sequence.uncomputed > 1 and budget:
+            prefills = sequence.uncomputed > 1
+            if prefills and budget:
                 self.kv.rematch(sequence)
-            count = 1 if sequence.uncomputed == 1 else min(sequence.uncomputed, budget)
+            count = min(sequence.uncomputed, budget) if prefills else 1
             if count == 0 or not self._make_room(sequence, count):
                 continue
-            if sequence.uncomputed > 1:
+            if prefills:
                 budget -= count
             sequences.append(sequence)
             counts.append(count)
@@ -115,9 +117,6 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempts from the newest on until the blocks are there; False where `sequence` itself had to go."""
         while not self.kv.grow(sequence, count):
-            if len(self.running) == 1:
-                self._give_up(sequence)
-                return False
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -130,7 +129,3 @@ class Scheduler:
         sequence.state = State.WAITING
         self.waiting.appendleft(sequence)
         self.preemptions += 1
-
-    def _give_up(self, sequence: Sequence) -> None:
-        self.remove(sequence)
-        self._unservable.append(sequence)

@@ -334,6 +334,7 @@ def test_models_with_one_system_prompt_pin_it_once():
     pinned = rig.memory.pinned_pages
     rig.put("two", "a", system_prompt=SYSTEM_PROMPT)
     assert rig.memory.pinned_pages == pinned
+    assert rig.memory.cached_tokens_served == 0, "nobody asked anything yet"
     rig.engine.delete_model("one")
     rig.drain()
     assert rig.memory.pinned_pages == pinned

@@ -77,6 +77,14 @@ def test_while_one_streams_the_prompts_of_others_are_taken_in_smaller_bites():
     assert [run.step().counts for _ in range(4)] == [[16], [1], [16], [1]]
 
 
+def test_a_step_never_computes_more_than_its_budget():
+    run = Run(tokens=16)
+    for prompt in (1, 1, 1, 1, 1, 1, 90, 90):
+        run.add(prompt, 30)
+    while not run.scheduler.idle:
+        assert sum(run.step().counts) <= 16
+
+
 def test_no_more_sequences_run_than_allowed():
     run = Run(sequences=2)
     for _ in range(5):
