@@ -23,7 +23,17 @@ log = logging.getLogger(__name__)
 
 SOURCE_FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off", "-w")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-w",
+)
 
 # What simd.h makes of the processor, best first; the lower ones run wherever the higher do, and are tested there.
 ISA_FLAGS: dict[str, tuple[str, ...]] = {

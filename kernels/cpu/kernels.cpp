@@ -66,6 +66,8 @@ void with_precision(AnyDecoder& decoder, Body body) {
 
 using namespace arena;
 
+// All else is hidden: two libraries for two instruction sets in one process must not share a symbol.
+#pragma GCC visibility push(default)
 extern "C" {
 
 const char* arena_isa() { return kIsa; }
@@ -127,3 +129,4 @@ const char* arena_op(Engine* engine, AnyDecoder* decoder, const StepInput* input
   });
 }
 }
+#pragma GCC visibility pop

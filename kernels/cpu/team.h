@@ -1,18 +1,61 @@
 // A few threads that run one function together and meet at barriers in it.
 //
-// Inside a step a waiting thread spins for some microseconds and then yields; between steps the helpers sleep in the
-// kernel and use no processor. The caller is worker 0, so a team of one starts no thread.
+// Who waits spins for some microseconds, as the others are usually almost there, and then sleeps in the kernel: between
+// steps the helpers use no processor, and on a busy machine the one that everybody waits for gets it. The caller is
+// worker 0, so a team of one starts no thread.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "simd.h"
 
 namespace arena {
+
+// A number that threads wait on until it changes.
+class Signal {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  void raise() {
+    value_.fetch_add(1);
+    if (sleepers_.load() > 0) wake();
+  }
+
+  void wait_while(uint32_t old) {
+    for (int spin = 0; spin < kSpins; spin++) {
+      if (value() != old) return;
+      pause();
+    }
+    sleepers_.fetch_add(1);
+    while (value_.load() == old) sleep(old);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  static constexpr int kSpins = 2000;  // some tens of microseconds
+
+#if defined(__linux__)
+  void sleep(uint32_t old) { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0); }
+  void wake() { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+#else
+  void sleep(uint32_t) { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+  void wake() {}
+#endif
+
+  alignas(64) std::atomic<uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+};
 
 class Team;
 
@@ -37,30 +80,19 @@ class Team {
   }
 
   ~Team() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      closing_ = true;
-      started_.fetch_add(1);
-    }
-    wake_.notify_all();
+    call_ = nullptr;
+    started_.raise();
     for (auto& thread : threads_) thread.join();
   }
 
   int count() const { return count_; }
 
-  // Runs body(worker) on every thread, returns when all are done. One caller at a time.
+  // Runs body(worker) on every thread and returns when all are done. One caller at a time.
   template <class Body>
   void run(Body&& body) {
-    std::lock_guard<std::mutex> one_caller(callers_);
-    if (count_ > 1) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        context_ = &body;
-        call_ = [](void* context, const Worker& worker) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker); };
-        started_.fetch_add(1, std::memory_order_release);
-      }
-      wake_.notify_all();
-    }
+    context_ = &body;
+    call_ = [](void* context, const Worker& worker) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker); };
+    started_.raise();
     const Worker worker{*this, 0, count_};
     body(worker);
     worker.meet();
@@ -68,45 +100,30 @@ class Team {
 
  private:
   friend struct Worker;
-  static constexpr int kSpins = 4000;  // about 50 microseconds
 
   void help(int number) {
     const Worker worker{*this, number, count_};
-    for (uint32_t seen = 0;;) {
-      for (int spin = 0; spin < kSpins && started_.load(std::memory_order_acquire) == seen; spin++) pause();
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return started_.load(std::memory_order_acquire) != seen; });
-        seen = started_.load();
-        if (closing_) return;
-      }
+    for (uint32_t seen = 0;; seen++) {
+      started_.wait_while(seen);
+      if (!call_) return;
       call_(context_, worker);
       worker.meet();
     }
   }
 
   const int count_;
-  std::vector<std::thread> threads_;
-  std::mutex callers_, mutex_;
-  std::condition_variable wake_;
-  std::atomic<uint32_t> started_{0};
-  bool closing_ = false;
+  Signal started_, met_;
+  alignas(64) std::atomic<int> arrived_{0};
   void* context_ = nullptr;
   void (*call_)(void*, const Worker&) = nullptr;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> round_{0};
+  std::vector<std::thread> threads_;  // last: they use all of the above
 };
 
 inline void Worker::meet() const {
-  if (count == 1) return;
-  const uint32_t round = team.round_.load(std::memory_order_relaxed);
-  if (team.arrived_.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
-    team.arrived_.store(0, std::memory_order_relaxed);
-    team.round_.store(round + 1, std::memory_order_release);
-    return;
-  }
-  for (int spin = 0; team.round_.load(std::memory_order_acquire) == round; spin++)
-    spin < Team::kSpins ? pause() : std::this_thread::yield();
+  const uint32_t round = team.met_.value();
+  if (team.arrived_.fetch_add(1, std::memory_order_acq_rel) < count - 1) return team.met_.wait_while(round);
+  team.arrived_.store(0, std::memory_order_relaxed);
+  team.met_.raise();
 }
 
 }  // namespace arena

@@ -169,7 +169,7 @@ class Pages:
     traits: DecoderTraits
     dtype: torch.dtype
     units_per_page: int = 3
-    total: int = 4000
+    total: int = 1000
     seed: int = 0
     shuffled: bool = True
     held: dict[int, list[list[list[int]]]] = field(default_factory=dict)  # sequence -> group -> block -> pages
@@ -208,10 +208,10 @@ class Pages:
                 blocks.append([self.free.pop() for _ in range(width)])
             below = 0 if group.window is None else max(0, first - group.window + 1) // BLOCK_TOKENS
             for block in range(below):
-                self.free = [page for page in blocks[block] if page >= 0] + self.free
+                freed = [page for page in blocks[block] if page >= 0]
+                self.pool[freed] = 0xFF
+                self.free = freed + self.free
                 blocks[block] = [-1] * width
-        for page in self.free:
-            self.pool[page] = 0xFF
 
     def _table(self, group: int, parts: Sequence[tuple[int, Sequence[int], int]]) -> torch.Tensor:
         blocks = [self.held[sequence][group] for sequence, _, _ in parts]

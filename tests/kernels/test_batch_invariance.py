@@ -1,0 +1,91 @@
+"""A row's logits are the same to the bit, whatever its neighbours, its chunk, the batch size and the threads."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels.cpu import CpuBackend
+from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights
+
+CASES = {
+    f"{name} {str(dtype).removeprefix('torch.')}": (traits, dtype)
+    for name, traits in (("llama", llama_traits()), ("gemma3", gemma_traits(layer_windows=(100, None))))
+    for dtype in (torch.float32, torch.bfloat16)
+}
+LENGTH = 560  # over three tiles of attention
+
+
+def logits_of(backend, decoder, prompt, chunks, neighbours=0, seed=0):
+    """The prompt goes through in `chunks`, beside neighbours that decode and now and then bring a chunk too."""
+    draw, traits = random.Random(seed), decoder.traits
+    pages, logits, done, lengths = Pages(traits, decoder.dtype, seed=seed, total=3000), [], 0, [0] * neighbours
+    for count in chunks:
+        parts = [(0, prompt[done : done + count], done)]
+        for other in range(neighbours):
+            rows = draw.randrange(2, 40) if draw.random() < 0.1 else 1
+            parts.append((1 + other, [draw.randrange(traits.vocab_size) for _ in range(rows)], lengths[other]))
+            lengths[other] += rows
+        draw.shuffle(parts)
+        batch = pages.step(parts)
+        mine = [sequence for sequence, _, _ in parts].index(0)
+        first = int(batch.query_starts[mine])
+        logits.append(backend.forward(decoder, pages.pool, batch)[first : first + count].clone())
+        done += count
+    return torch.cat(logits)
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def expected(request, cpu):
+    """A decoder, a prompt, and its logits when prefilled alone and at once."""
+    traits, dtype = request.param
+    decoder = cpu.pack(traits, random_weights(traits), dtype)
+    prompt = [random.Random(1).randrange(traits.vocab_size) for _ in range(LENGTH)]
+    return decoder, prompt, logits_of(cpu, decoder, prompt, [LENGTH])
+
+
+def test_decoding_gives_the_bits_of_prefill(cpu, expected):
+    decoder, prompt, logits = expected
+    chunks = [1] * 20 + [230] + [1] * 20 + [232] + [1] * 20 + [38]  # one by one from 0 and over the edges of tiles
+    assert torch.equal(logits_of(cpu, decoder, prompt, chunks), logits)
+
+
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chunks_give_the_same_bits(cpu, expected, data):
+    decoder, prompt, logits = expected
+    cuts = data.draw(st.lists(st.integers(1, LENGTH - 1), max_size=12, unique=True).map(sorted))
+    chunks = [end - first for first, end in zip([0, *cuts], [*cuts, LENGTH], strict=True)]
+    assert torch.equal(logits_of(cpu, decoder, prompt, chunks), logits)
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 3, 5, 7, 12, 13, 14, 15, 27, 31, 63])
+def test_neighbours_change_no_bit(cpu, expected, neighbours):
+    decoder, prompt, logits = expected
+    chunks = [250, 1, 1, 14, 1, 5, 1, 1]
+    found = logits_of(cpu, decoder, prompt, chunks, neighbours, seed=neighbours)
+    assert torch.equal(found, logits[: sum(chunks)])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_changes_no_bit(cpu, expected, threads):
+    decoder, prompt, logits = expected
+    assert torch.equal(logits_of(CpuBackend(threads), decoder, prompt, [400] + [1] * 20 + [140]), logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype):
+    """The same row, alone and among 2 to 64, in every place of every register tile."""
+    traits = llama_traits()
+    decoder, pages = cpu.pack(traits, random_weights(traits), dtype), Pages(traits, dtype)
+    alone = {}
+    for sequence in range(64):
+        batch = pages.step([(sequence, [sequence * 3 % traits.vocab_size], 0)])
+        alone[sequence] = cpu.forward(decoder, pages.pool, batch)[0].clone()
+    for size in range(2, 65):
+        order = random.Random(size).sample(range(64), size)
+        batch = pages.step([(sequence, [sequence * 3 % traits.vocab_size], 0) for sequence in order])
+        logits = cpu.forward(decoder, pages.pool, batch)
+        assert all(torch.equal(logits[row], alone[sequence]) for row, sequence in enumerate(order)), size

@@ -1,0 +1,47 @@
+"""The code for lesser processors, compiled and run here: the values of the reference, and its own batch invariance."""
+
+import platform
+
+import pytest
+import torch
+
+from kernels import BackendUnavailable
+from kernels.cpu import CpuBackend
+from tests.kernels.comparison import BF16_BOUND, FP32_BOUND, TRAITS, differences
+from tests.kernels.decoders import gemma_traits, random_weights
+from tests.kernels.test_batch_invariance import logits_of
+
+SOME_TRAITS = ("llama, 80, one head", "llama, 16, odd sizes", "gemma3, 64", "gemma3, 256, window of a block")
+
+
+@pytest.fixture(scope="module", params=["avx512", "avx2", "scalar"])
+def lesser(request) -> CpuBackend:
+    if request.param != "scalar" and platform.machine() != "x86_64":
+        pytest.skip("an x86 instruction set")
+    try:
+        backend = CpuBackend(threads=2, isa=request.param)
+    except BackendUnavailable as reason:
+        pytest.skip(str(reason))
+    if backend.isa != request.param:
+        pytest.skip(f"this processor has no {request.param}")
+    return backend
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, FP32_BOUND), (torch.bfloat16, BF16_BOUND)])
+def test_ops_agree_with_the_reference(lesser, dtype, bound):
+    wrong = {
+        (name, op): difference
+        for name in SOME_TRAITS
+        for op, difference in differences(lesser, TRAITS[name], dtype).items()
+        if not difference <= bound
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_and_neighbours_change_no_bit(lesser, dtype):
+    traits = gemma_traits()
+    decoder = lesser.pack(traits, random_weights(traits), dtype)
+    prompt = [i * i % traits.vocab_size for i in range(290)]
+    whole = logits_of(lesser, decoder, prompt, [290])
+    assert torch.equal(logits_of(lesser, decoder, prompt, [100, 1, 1, 13, 140] + [1] * 35, neighbours=5), whole)

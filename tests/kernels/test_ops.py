@@ -1,0 +1,16 @@
+"""Every fused op of the C++ backend against the reference, on odd shapes of llama and gemma3 kind."""
+
+import pytest
+import torch
+
+from tests.kernels.comparison import BF16_BOUND, FP32_BOUND, TRAITS, differences
+
+
+@pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS.keys())
+def test_ops_agree_in_fp32(cpu, traits):
+    assert {op: d for op, d in differences(cpu, traits, torch.float32).items() if not d <= FP32_BOUND} == {}
+
+
+@pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS.keys())
+def test_ops_agree_in_bf16(cpu, traits):
+    assert {op: d for op, d in differences(cpu, traits, torch.bfloat16).items() if not d <= BF16_BOUND} == {}

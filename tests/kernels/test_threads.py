@@ -1,0 +1,77 @@
+"""The team of threads: asleep between steps, off the interpreter's lock during them, one step at a time."""
+
+import os
+import threading
+import time
+
+import torch
+
+from kernels.cpu import CpuBackend
+from tests.kernels.decoders import Pages, llama_traits, random_weights
+
+
+def test_idle_threads_use_no_processor():
+    backend = CpuBackend(threads=4)
+    traits = llama_traits()
+    decoder, pages = backend.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32)
+    backend.forward(decoder, pages.pool, pages.step([(0, [1, 2, 3], 0)]))
+    time.sleep(0.05)  # the helpers spin for some microseconds before they sleep
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.01
+
+
+def test_a_closed_backend_leaves_no_thread():
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = count()
+    backend = CpuBackend(threads=5)
+    assert count() == before + 4
+    del backend
+    assert count() == before
+
+
+def test_callers_of_two_decoders_take_turns(cpu):
+    """Each thread decodes its own sequence on the shared backend and must get what it gets alone."""
+    traits = llama_traits()
+    jobs = []
+    for seed, dtype in ((0, torch.float32), (1, torch.bfloat16), (2, torch.float32)):
+        decoder = cpu.pack(traits, random_weights(traits, seed), dtype)
+        pages = Pages(traits, dtype, seed=seed)
+        batches = [pages.step([(0, [i % 300], i)]) for i in range(60)]
+        alone = [cpu.forward(decoder, pages.pool, batch).clone() for batch in batches]
+        jobs.append((decoder, pages, batches, alone, []))
+
+    def decode(decoder, pages, batches, alone, found):
+        for batch in batches:
+            found.append(cpu.forward(decoder, pages.pool, batch).clone())
+
+    threads = [threading.Thread(target=decode, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for *_, alone, found in jobs:
+        assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+
+
+def test_python_runs_on_during_a_forward(cpu):
+    traits = llama_traits(hidden_size=512, intermediate_size=2048)
+    decoder, pages = cpu.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32, total=4000)
+    batch = pages.step([(0, [i % 300 for i in range(3000)], 0)], wanted=[2999])
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    started = time.perf_counter()
+    cpu.forward(decoder, pages.pool, batch)
+    ended = time.perf_counter()
+    done.set()
+    ticker.join()
+    assert sum(started < t < ended for t in ticks) >= 3, f"a forward of {ended - started:.3f} s let nobody run"
