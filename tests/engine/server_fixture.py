@@ -29,7 +29,8 @@ SPOKEN = "🙈ñ語ب"  # more tokens than characters, and no token twice
 
 
 def tiny_speaker(folder: Path, *, seed: int = 0) -> Path:
-    """A llama that says SPOKEN and ends, whatever it is asked: each token is followed by the next of its text."""
+    """A llama that says SPOKEN and ends, whatever it is asked and however it is sampled: each token is followed by the
+    next of the text."""
     tiny_llama(folder, seed=seed, tie_word_embeddings=False)
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
@@ -37,7 +38,9 @@ def tiny_speaker(folder: Path, *, seed: int = 0) -> Path:
             weight.zero_()  # what a token says of itself goes straight to the head
     said = [*tiny_tokenizer(adds_bos=False).encode(SPOKEN).ids, IM_END]
     assert len(set(said)) == len(said) > 2 * len(SPOKEN)
-    rows = torch.randn(VOCAB_SIZE, weights["model.embed_tokens.weight"].shape[1], generator=torch.manual_seed(seed))
+    rows = torch.randn(
+        VOCAB_SIZE, weights["model.embed_tokens.weight"].shape[1], generator=torch.Generator().manual_seed(0)
+    )
     other = rows[said[-1]]  # one row for every token that does not belong to the text, the last one included
     embedding = other.repeat(VOCAB_SIZE, 1)
     head = torch.zeros_like(embedding)
@@ -56,7 +59,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="paged-arena-tiny-")
 
 @functools.cache
 def tiny_folder(family: str = "llama", seed: int = 0) -> Path:
-    return FAMILIES[family](Path(FOLDER.name) / f"{family}-{seed}", seed=seed)
+    return FAMILIES[family](Path(tempfile.mkdtemp(prefix=f"{family}-", dir=FOLDER.name)), seed=seed)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from engine.schema import NO_EFFECT, OFF
-from tests.engine.server_fixture import SPOKEN
+from tests.engine.server_fixture import SPOKEN, TinyModel
+from tests.engine.tiny import BOS
 
 ASK = [{"role": "user", "content": "what is the capital of france?"}]
 GREEDY = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -221,16 +222,17 @@ def test_penalties_change_what_is_said(client, name):
     assert penalised.choices[0].message.content != plain.choices[0].message.content
 
 
-@pytest.mark.parametrize("name", sorted(OFF))
+@pytest.mark.parametrize("name", ASKED_FOR)
 def test_what_is_not_supported_is_refused_by_name(client, name):
     with pytest.raises(openai.BadRequestError) as refusal:
         client.chat.completions.create(model="llama", messages=ASK, extra_body={name: ASKED_FOR[name]})
     assert refusal.value.param == name
     assert name in refusal.value.body["message"]
-    assert refusal.value.type == "invalid_request_error"
+    assert (refusal.value.type, refusal.value.code) == ("invalid_request_error", "unsupported_parameter")
 
 
 def test_what_asks_for_nothing_is_accepted(client):
+    assert OFF.keys() == ASKED_FOR.keys()
     nothing = {name: values[-1] for name, values in OFF.items()} | dict.fromkeys(NO_EFFECT)
     answer = client.chat.completions.create(model="llama", messages=ASK, max_tokens=2, extra_body=nothing)
     assert answer.choices[0].message.content is not None
@@ -292,6 +294,13 @@ def test_max_tokens_over_the_room_left_is_refused_with_all_numbers(client):
         client.chat.completions.create(model="llama", messages=ASK, max_tokens=2040)
 
 
+def test_default_limit_over_the_room_left_is_cut_to_it(client, engine):
+    engine.put(TinyModel("talkative", sampling={"max_tokens": 5000, "ignore_eos": True}, context_length=64))
+    answer = client.chat.completions.create(model="talkative", messages=ASK)
+    assert answer.usage.total_tokens == 64
+    httpx.delete(engine.url + "/models/talkative")
+
+
 def test_a_megabyte_is_refused_within_a_second_while_others_stream(client):
     stream = client.chat.completions.create(
         model="llama", messages=ASK, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
@@ -337,6 +346,15 @@ def test_completion_continues_a_text_or_its_tokens(client, engine):
     assert by_text.choices[0].text == by_tokens.choices[0].text
     pieces = client.completions.create(model="llama", prompt=[prompt], stream=True, **GREEDY)
     assert "".join(piece.choices[0].text for piece in pieces) == by_text.choices[0].text
+
+
+@pytest.mark.parametrize("prompt", ["the fox", "<bos>the fox"])
+def test_text_begins_with_one_first_token_where_the_checkpoint_has_one(engine, prompt):
+    def tokens(model, text):
+        return httpx.post(engine.url + "/tokenize", json={"model": model, "prompt": text}).json()["tokens"]
+
+    plain = tokens("llama", "the fox")
+    assert tokens("gemma", prompt) == [BOS, *plain]
 
 
 def test_completion_is_sixteen_tokens_by_default(client):

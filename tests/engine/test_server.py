@@ -7,11 +7,15 @@ import re
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.models import ModelSpec
+from engine.schema import ChatRequest
+from engine.server import params_for
 from tests.engine.conftest import ASSISTANT
 from tests.engine.server_fixture import EngineProcess, TinyModel, tiny_folder
 
@@ -152,11 +156,22 @@ def test_chat_template_that_does_not_exist_fails_with_the_names_that_do(own):
     httpx.delete(own.url + "/models/odd")
 
 
-def test_named_chat_template_gives_its_stop_strings(own):
+def test_named_chat_template_is_used_and_shown(own):
     own.put(TinyModel("plain", chat_template="plain-roles"))
     assert status(own.url, "plain")["chat_format"] == "plain-roles"
-    assert answer(own.url, "plain").status_code == 200
+    counts = {
+        name: httpx.post(own.url + "/tokenize", json={"model": name, "messages": ASK}).json()["count"]
+        for name in ("plain", "steady")
+    }
+    assert counts["plain"] != counts["steady"]
     httpx.delete(own.url + "/models/plain")
+
+
+def test_stop_strings_of_the_chat_format_are_added_to_those_of_the_request():
+    runner, spec = SimpleNamespace(vocab_size=100), ModelSpec("m", "path:/x", context_length=50)
+    ask = ChatRequest(model="m", messages=ASK, stop="end")
+    params = params_for(ask, runner, spec, [1, 2], max_tokens=None, stop=("\nUser:",))
+    assert params.stop == ("end", "\nUser:")
 
 
 def test_model_removed_while_it_answers_ends_the_answer_with_an_error(own):
@@ -189,16 +204,20 @@ def test_health_names_the_thread_and_the_models(http):
     assert health.json()["models"]["briefed"] == "ready"
 
 
-def test_metrics_have_the_names_of_vllm_under_our_prefix(http, engine):
-    answer(engine.url, "briefed", stream=True)
-    text = http.get("/metrics").text
-    samples = {
-        sample.name: sample.value
+def samples(url: str, model: str) -> dict[str, float]:
+    """Of one model, and those that belong to none."""
+    text = httpx.get(url + "/metrics").text
+    return {
+        sample.name.removeprefix("paged_arena:"): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.labels.get("model_name", "briefed") == "briefed"
+        if sample.labels.get("model_name", model) == model
     }
-    for name in (
+
+
+def test_metrics_have_the_names_of_vllm_under_our_prefix(engine):
+    answer(engine.url, "briefed")
+    assert set(samples(engine.url, "briefed")) >= {
         "num_requests_running",
         "num_requests_waiting",
         "kv_cache_usage_perc",
@@ -213,11 +232,22 @@ def test_metrics_have_the_names_of_vllm_under_our_prefix(http, engine):
         "e2e_request_latency_seconds_count",
         "request_prompt_tokens_count",
         "request_generation_tokens_count",
-    ):
-        assert f"paged_arena:{name}" in samples
-    assert samples["paged_arena:prefix_cache_hits_total"] > 0
-    assert samples["paged_arena:generation_tokens_total"] >= 8
-    assert 0 < samples["paged_arena:kv_cache_usage_perc"] < 1
+    }
+
+
+def test_an_answer_of_eight_tokens_moves_the_metrics_by_what_it_is(engine):
+    answer(engine.url, "briefed")
+    before = samples(engine.url, "briefed")
+    used = answer(engine.url, "briefed", max_tokens=8).json()["usage"]
+    after = samples(engine.url, "briefed")
+    moved = {name: round(after[name] - before[name]) for name in after if name.endswith(("_total", "_count"))}
+    assert moved["generation_tokens_total"] == 8
+    assert moved["time_to_first_token_seconds_count"] == 1
+    assert moved["inter_token_latency_seconds_count"] == 7
+    assert moved["e2e_request_latency_seconds_count"] == 1
+    assert moved["prompt_tokens_total"] == moved["prefix_cache_queries_total"] == used["prompt_tokens"]
+    assert moved["prefix_cache_hits_total"] == used["prompt_tokens_details"]["cached_tokens"] > 0
+    assert 0 < after["kv_cache_usage_perc"] < 1
 
 
 def test_names_that_nobody_registered_leave_no_trace_in_the_metrics(http, engine):
@@ -241,6 +271,12 @@ def test_tokens_there_and_back(http, text):
 def test_chat_is_counted_as_it_would_be_sent(http, engine):
     count = http.post("/tokenize", json={"model": "briefed", "messages": ASK}).json()["count"]
     assert count == answer(engine.url, "briefed").json()["usage"]["prompt_tokens"]
+
+
+def test_chat_of_a_model_without_system_prompt_has_no_system_message(http):
+    text = "<|im_start|>user\n" + ASK[0]["content"] + "<|im_end|>\n<|im_start|>assistant\n"
+    as_text = http.post("/tokenize", json={"model": "llama", "prompt": text}).json()
+    assert http.post("/tokenize", json={"model": "llama", "messages": ASK}).json() == as_text
 
 
 def test_control_token_in_a_message_is_text(http):

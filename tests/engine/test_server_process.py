@@ -112,7 +112,8 @@ def test_unknown_variable_of_the_environment_is_named():
     assert "unknown setting: ARENA_ENGINE_KV_MEMROY" in ended.stderr
 
 
-def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted():
+@pytest.mark.parametrize("stream", [True, False])
+def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted(stream):
     code = (
         "import sys\n"
         "from engine import core\n"
@@ -128,7 +129,7 @@ def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     url = json.loads(process.stdout.readline())["url"]
     register(url, TinyModel("m").as_dict())
-    failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the"}, timeout=10)
+    failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the", "stream": stream}, timeout=10)
     _, stderr = process.communicate(timeout=20)
     assert failed.status_code == 500
     assert failed.json()["error"]["type"] == "server_error"
