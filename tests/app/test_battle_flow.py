@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 
 import pytest
 
 from db import queries
-from tests.app.fake_engine import Script
+from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import Website, until
 
 SLOW = Script.of("slow words here " * 20, pause_seconds=0.05)
@@ -20,8 +21,6 @@ def error(response) -> tuple[int, str]:
 
 
 def battles(site) -> int:
-    from datetime import UTC, datetime
-
     database = site.database()
     with database.session(read_only=True) as session:
         count = queries.count_battles(session, since=datetime(2000, 1, 1, tzinfo=UTC))
@@ -55,6 +54,17 @@ def test_a_vote_moves_the_leaderboard(visitor):
     board = visitor.get("/api/leaderboard").json()
     assert board["votes"] == before + 1
     assert {row["model"] for row in board["rows"]} == {"alpha", "beta"}
+
+
+def test_elo_moves_with_the_vote_itself(site, visitor):
+    battle, _ = visitor.battle()
+    visitor.vote(battle, "a")
+    database = site.database()
+    with database.session(read_only=True) as session:
+        last = queries.last_vote_id(session)
+        live = queries.cached_ratings(session, "elo", "none")
+    database.close()
+    assert {rating.last_vote_id for _, rating in live} == {last}
 
 
 def test_a_leaderboard_of_an_unknown_method_is_refused(visitor):
@@ -244,6 +254,16 @@ def test_a_restart_of_the_website_keeps_every_battle(engine, tmp_path):
         assert again.vote(votable).status_code == 200 and again.vote(streaming).status_code == 200
 
 
+def test_a_turn_that_streams_nowhere_is_found_interrupted(site, visitor):
+    battle, _ = visitor.battle()
+    database = site.database()
+    with database.session() as session:
+        queries.advance_battle(session, battle, ("votable",), "streaming", datetime.now(UTC))
+    database.close()
+    site.services.battles._live.clear()
+    assert visitor.snapshot(battle)["state"] == "interrupted"
+
+
 # Who and what is refused
 
 
@@ -417,14 +437,13 @@ def test_our_own_page_and_programs_may_ask(site, visitor):
         assert visitor.post("/api/count", json={"prompt": "x"}, headers=headers).status_code == 200
 
 
-def test_fewer_than_two_ready_models_are_told_with_how_to_mend(engine, tmp_path):
-    with Website(tmp_path, engine_url=engine.url, models=[("alone", "path:/alone")]) as site:
+def test_fewer_than_two_ready_models_are_told_with_how_to_mend(tmp_path):
+    with FakeEngine() as engine, Website(tmp_path, engine_url=engine.url, models=[("alone", "path:/alone")]) as site:
         visitor = site.ready(1).visitor()
         status = visitor.get("/api/status").json()
         assert status["ready_models"] == 1 and not status["enough"] and "/admin" in status["message"]
         refused = visitor.post("/api/battles", json={"prompt": "x"})
         assert error(refused) == (503, "not_ready") and refused.json()["error"]["message"] == status["message"]
-    engine.models.clear()
 
 
 def test_answers_carry_strict_headers(visitor):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy
@@ -144,7 +145,13 @@ def test_answers_are_saved_though_the_reader_left_at_the_end(visitor, engine):
 
 @contextlib.contextmanager
 def locked(site):
-    """Another process in the middle of a write."""
+    """Another process in the middle of a write that takes longer than ours waits: a tenth of a second here."""
+    database = site.services.database._engine
+
+    def wait_less(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 100")
+
+    sqlalchemy.event.listen(database, "begin", wait_less, insert=True)
     connection = sqlite3.connect(site.folder / "arena.sqlite3", isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -152,6 +159,8 @@ def locked(site):
     finally:
         connection.execute("ROLLBACK")
         connection.close()
+        sqlalchemy.event.remove(database, "begin", wait_less)
+        database.dispose()
 
 
 @contextlib.contextmanager
@@ -237,14 +246,12 @@ def test_a_model_is_not_taken_from_under_a_streaming_answer(tmp_path):
         visitor = site.ready().visitor()
         battle = visitor.ask()
         retire(site, "alpha")
-        reading = visitor.read(battle)
-        assert reading.state == "votable"
+        reading = visitor.read(battle, stop=lambda reading: "alpha" not in engine.models)
+        assert reading.state == "votable", "the model left in mid-answer"
         until(lambda: "alpha" not in engine.models)
 
 
 def retire(site, name: str) -> None:
-    from datetime import UTC, datetime
-
     database = site.database()
     with database.session() as session:
         queries.retire_model(session, name, datetime.now(UTC))

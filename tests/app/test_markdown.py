@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.markdown import PARSER, GrowingMarkdown, highlight_css, render
@@ -68,6 +68,8 @@ def test_code_is_coloured_by_classes():
     assert "style=" not in html("```python\ndef f(): pass\n```")
 
 
+@example(["- a\n", "*", "b*"], [1])
+@example(["para\n", "a|b\n", "-|-", "|x"], [1])
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=25), st.lists(st.integers(1, 6), min_size=1, max_size=8))
 def test_a_growing_answer_ends_as_if_it_had_come_at_once(pieces, sizes):
