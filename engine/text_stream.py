@@ -23,13 +23,12 @@ class TextStream:
     ) -> None:
         self.stopped: str | None = None
         self._tokenizer = tokenizer
-        whole, begun = split_at_whole_character(tokenizer, list(prompt_ids))
-        self._stream = DecodeStream(ids=whole, skip_special_tokens=True)
-        self._in_prompts_character = False
-        self._undecoded: list[int] = []  # tokens since the last whole character
         self._stop = tuple(text for text in stop if text)
         self._tokens_before_stop = min_tokens
         self._held = ""  # decoded; may be the start of a stop string
+        self._undecoded: list[int] = []  # tokens since the last whole character
+        whole, begun = split_at_whole_character(tokenizer, list(prompt_ids))
+        self._stream = DecodeStream(ids=whole, skip_special_tokens=True)
         for token_id in begun:
             self._decode(token_id)
         self._in_prompts_character = bool(begun)
@@ -39,6 +38,8 @@ class TextStream:
         if self.stopped is not None:
             return ""
         text = self._decode(token_id)
+        if text and self._in_prompts_character:  # which the answer may not have gone on with
+            text, self._in_prompts_character = text.lstrip(REPLACEMENT), False
         if self._tokens_before_stop > 0:
             self._tokens_before_stop -= 1
             return text
@@ -67,8 +68,6 @@ class TextStream:
         if text is None:
             return ""
         self._undecoded = []
-        if self._in_prompts_character:  # that the answer did not go on with
-            text, self._in_prompts_character = text.lstrip(REPLACEMENT), False
         return text
 
     def _release(self, text: str) -> str:

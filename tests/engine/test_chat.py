@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat
+from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat, control_token_pattern
 from engine.errors import BadRequest, CheckpointError
 from tests.engine.tiny import BOS, CHATML_TEMPLATE, SPECIAL_TOKENS, TURN_TEMPLATE, tiny_gemma3, tiny_llama
 
@@ -114,6 +115,15 @@ def test_added_tokens_of_the_template_are_control_tokens_and_others_are_not(llam
     chat = ChatFormat("test", "<turn>\n\n{{ messages[0].content }}", stop=(), tokenizer=tokenizer, special_tokens={})
     ids = chat.encode([{"role": "user", "content": "<turn>\n\n<table>"}])
     assert (ids.count(turn), ids.count(breaks), ids.count(table)) == (1, 2, 1)
+
+
+def test_thousands_of_control_tokens_cost_little_in_a_long_message(llama):
+    tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    tokenizer.add_special_tokens([f"<unused{i}>" for i in range(6000)])
+    pattern = control_token_pattern(tokenizer, "")
+    began = time.process_time()
+    assert pattern.sub("!", "<" * 300_000 + "<unused5999>").endswith("!unused5999>")
+    assert time.process_time() - began < 2
 
 
 def test_exactly_one_bos(gemma):
