@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { el, number, say } from "./frame.js";
 
 const COUNT_AFTER_MS = 250;
-const VERY_LONG = 20_000; // characters: from here on Gradio's box, which fits its height to the text, would freeze
+const VERY_LONG = 20_000; // characters: from here on lines are not wrapped, which would freeze the page for seconds
 
 export class Composer {
   constructor({ prompt, counter, send, stop }, { onSend, onStop, battle }) {
@@ -16,7 +16,7 @@ export class Composer {
     this.area.setAttribute("aria-describedby", "counter-text");
     this.area.setAttribute("enterkeyhint", "send");
     this.area.dir = "auto";
-    prompt.addEventListener("input", (event) => this.changed(event), { capture: true });
+    this.area.addEventListener("input", () => this.changed());
     this.area.addEventListener("keydown", (event) => this.key(event), { capture: true });
     send.classList.add("empty");
     send.addEventListener("click", () => this.submit());
@@ -57,9 +57,8 @@ export class Composer {
     this.show(sentence, true);
   }
 
-  changed(event) {
+  changed() {
     const isVeryLong = this.text.length > VERY_LONG;
-    if (isVeryLong) event.stopPropagation();
     this.area.classList.toggle("very-long", isVeryLong);
     clearTimeout(this.timer);
     this.counting?.abort();
