@@ -69,7 +69,6 @@ class EngineModel:
     system_prompt_tokens: int = 0
     architecture: str | None = None
     chat_format: str | None = None
-    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,6 @@ class ModelSpec:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     context_length: int | None = None
-
-
-@dataclass(frozen=True)
-class TokenCount:
-    tokens: int
-    context_length: int
 
 
 class EngineClient:
@@ -160,10 +153,10 @@ class EngineClient:
             cached_tokens=details.get("cached_tokens"),
         )
 
-    async def count_tokens(self, model: str, messages: Sequence[Mapping[str, str]]) -> TokenCount:
+    async def count_tokens(self, model: str, messages: Sequence[Mapping[str, str]]) -> int:
         """Of the prompt that a chat with these messages becomes, the model's own system prompt included."""
         answer = await self._ask("POST", "/tokenize", {"model": model, "messages": list(messages)})
-        return TokenCount(answer["count"], answer["max_model_len"])
+        return answer["count"]
 
     # Models
 
@@ -209,13 +202,6 @@ class EngineClient:
     async def kv(self) -> dict[str, Any]:
         """The pool of pages, as DESIGN 9 gives its shape."""
         return await self._ask("GET", "/kv")
-
-    async def is_healthy(self) -> bool:
-        try:
-            await self._ask("GET", "/health")
-        except EngineError:
-            return False
-        return True
 
     # HTTP
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.engine_client import EngineClient, EngineError, EngineRefused, TokenCount
+from app.engine_client import EngineClient, EngineError, EngineRefused
 from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
 from app.registry import ReadyModel
 
@@ -77,17 +77,17 @@ class PromptRoom:
         part = limit * LONGEST_TOKEN_CHARACTERS
         if len(prompt) > part:
             shorter = [*messages[:-1], {"role": "user", "content": prompt[:part]}]
-            count = await self._ask(model, shorter)
-            if count.tokens > limit:
-                return Count(count.tokens * len(prompt) // part, limit, about=True)
-        return Count((await self._ask(model, messages)).tokens, limit)
+            tokens = await self._ask(model, shorter)
+            if tokens > limit:
+                return Count(tokens * len(prompt) // part, limit, about=True)
+        return Count(await self._ask(model, messages), limit)
 
-    async def _ask(self, model: ReadyModel, messages: list[Message]) -> TokenCount:
+    async def _ask(self, model: ReadyModel, messages: list[Message]) -> int:
         try:
             return await self._engine.count_tokens(model.name, messages)
-        except EngineRefused as error:
-            raise BadInput("This text cannot be read by the models.") from error
         except EngineError as error:
+            if isinstance(error, EngineRefused) and error.status in (400, 413, 422):
+                raise BadInput("This text cannot be read by the models.") from error
             raise NotReady("The models are starting again; please try once more in a few seconds.") from error
 
     def _guess(self, model: ReadyModel, messages: list[Message]) -> Count:

@@ -202,7 +202,7 @@ class Progress:
 
     def _redraw(self, line: str) -> None:
         if line or self._drawn:
-            print(f"\r{line:<{self._drawn}}", end="\r" if not line else "", file=self._stream, flush=True)
+            print(f"\r{line:<{self._drawn}}", end="" if line else "\r", file=self._stream, flush=True)
         self._drawn = len(line)
 
 

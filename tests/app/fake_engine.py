@@ -47,7 +47,6 @@ class FakeEngine:
     failures: dict[str, str] = field(default_factory=dict)  # by source: why it does not load
     loading: set[str] = field(default_factory=set)  # names that stay at half
     context_length: int = CONTEXT_LENGTH
-    serves_tokenize: bool = True
     models: dict[str, dict] = field(default_factory=dict)
     asked: list[dict] = field(default_factory=list)
     puts: list[str] = field(default_factory=list)
@@ -65,10 +64,11 @@ class FakeEngine:
             Route("/v1/models", self._list_openai),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/health", lambda request: Response()),
             Route("/kv", lambda request: JSONResponse({"pages": {"total": 1, "free": 1, "cached": 0, "used": 0}})),
         ]
-        config = uvicorn.Config(Starlette(routes=routes), log_level="error", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
@@ -126,8 +126,6 @@ class FakeEngine:
 
     async def _tokenize(self, request: Request) -> Response:
         """A token a word, and the system prompt's."""
-        if not self.serves_tokenize:
-            return JSONResponse({"error": {"message": "no"}}, 503)
         body = await request.json()
         count = sum(len(message["content"].split()) for message in body["messages"])
         count += self._status(body["model"])["system_prompt_tokens"]

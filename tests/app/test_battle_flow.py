@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -108,6 +109,25 @@ def test_of_32_votes_at_once_one_counts(site, visitor):
     for thread in threads:
         thread.join()
     assert sorted(statuses) == [200] + [409] * 31
+
+
+def test_a_battle_goes_the_same_way_on_either_database(engine, tmp_path, empty_url):
+    with Website(tmp_path, engine_url=engine.url, database_url=empty_url) as site:
+        visitor = site.ready().visitor()
+        voted, _ = visitor.battle("a\0b 🙂 文")
+        votable, _ = visitor.battle()
+        with ThreadPoolExecutor(8) as pool:
+            statuses = list(pool.map(lambda _: visitor.vote(voted).status_code, range(8)))
+        assert sorted(statuses) == [200] + [409] * 7
+        assert visitor.get("/api/leaderboard").json()["votes"] == 1
+        engine.say("alpha", SLOW)
+        streaming = visitor.ask()
+    with Website(tmp_path, engine_url=engine.url, database_url=empty_url) as site:
+        again = site.ready().visitor(accepts=False)
+        again.cookies.update(visitor.cookies)
+        assert again.snapshot(voted)["turns"][0]["prompt"] == "a\N{SYMBOL FOR NULL}b 🙂 文"
+        assert again.snapshot(streaming)["state"] == "interrupted"
+        assert again.vote(votable).status_code == 200
 
 
 def test_both_models_are_asked_the_same(visitor, engine):

@@ -70,7 +70,7 @@ def test_closing_an_answer_closes_its_connection(engine):
     [
         (Script.of("x", refuse=503), EngineRefused, "HTTP 503: m is broken inside"),
         (Script.of("x", end="error"), EngineRefused, "m fell over"),
-        (Script.of("x", end="break"), EngineUnreachable, ""),
+        (Script.of("x", end="break"), EngineUnreachable, "chunked|closed|ended"),
         (Script.of("x", end="silence"), EngineSilent, "no answer for 2 s"),
     ],
     ids=["refused", "error event", "broken", "silent"],
@@ -121,11 +121,11 @@ def test_models_are_put_listed_and_taken_away(engine):
         put = await client.models()
         await client.delete_model("a b")
         await client.delete_model("a b")
-        return put, await client.models(), await client.count_tokens("m", ASK), await client.is_healthy()
+        return put, await client.models(), await client.count_tokens("m", ASK)
 
-    put, left, count, healthy = talk(engine.url, body)
+    put, left, count = talk(engine.url, body)
     assert put["a b"].status == "ready" and put["a b"].system_prompt_tokens == 2
-    assert "a b" not in left and (count.tokens, count.context_length) == (1, 1000) and healthy
+    assert "a b" not in left and count == 1
 
 
 def test_a_redirect_is_not_followed(engine):
