@@ -127,6 +127,6 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_path(source: str) -> None:
     """Whether what a path: source names is on this machine."""
-    scheme, _, rest = source.partition(":")
+    scheme, _, rest = str(source).partition(":")
     if scheme == "path" and not Path(rest).expanduser().exists():
         raise BadInput(f"there is no file or folder at {rest}")

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODELS = Path(__file__).parent / "default_models.toml"
 PROBE_SECONDS = 30.0  # between two looks at a remote endpoint
+SETTLE_SECONDS = 1.0  # for a model that was just changed to be ready or to fail
+NOT_ASKED_YET = "the endpoint has not answered yet"
+NOT_TAKEN = (400, 404, 409, 413, 422)  # HTTP statuses by which an engine refuses a model for what it is
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Remote:
     key_env: str | None
     status: EngineModel
     looked_at: float = float("-inf")
+    look: asyncio.Task | None = None
 
 
 class Registry:
@@ -105,7 +109,7 @@ class Registry:
         self._asked: dict[str, ModelSpec] = {}  # what the engine was last asked to serve, by name
         self._refused: dict[str, str] = {}  # models that the engine would not take, and why
         self._local: dict[str, EngineModel] = {}
-        self._engine_says = "the engine is starting"
+        self.engine_trouble: str | None = "the engine is starting"  # why it serves nothing; None while it does
         self._remotes: dict[tuple[str, str | None], Remote] = {}
         self._lock = asyncio.Lock()
 
@@ -168,7 +172,9 @@ class Registry:
             return remote.status if remote else EngineModel(row.name, "waiting")
         if row.name in self._refused:
             return EngineModel(row.name, "failed", self._refused[row.name])
-        return self._local.get(row.name) or EngineModel(row.name, "waiting", self._engine_says)
+        if self._asked.get(row.name, spec_of(row)) != spec_of(row):
+            return EngineModel(row.name, "waiting", "it was changed; what it answers now ends first")
+        return self._local.get(row.name) or EngineModel(row.name, "waiting", self.engine_trouble)
 
     # Changing
 
@@ -223,19 +229,22 @@ class Registry:
         """Makes the engine take a model anew that it failed to load."""
         self._asked.pop(row.name, None)
         self._refused.pop(row.name, None)
-        self._remotes.pop((row.source, row.endpoint_key_env), None)
+        if remote := self._remotes.get((row.source, row.endpoint_key_env)):
+            remote.looked_at = float("-inf")
+            remote.status = EngineModel(remote.model, "waiting", NOT_ASKED_YET)
         if not is_remote(row.source):
             with contextlib.suppress(EngineError):
                 await self._engine.delete_model(row.name)
 
     async def _settle(self, name: str) -> None:
         """Gives a model a moment to fail or to be ready, so that who asked for it hears so in the answer."""
-        for _ in range(10):
-            await self.sync()
-            row = next((row for row in self._rows if row.name == name), None)
-            if row is None or self._status(row).status not in ("loading", "waiting") or self._refused.get(name):
-                return
+        await self.sync()
+        row = next(row for row in self._rows if row.name == name)
+        ends = self._clock() + (self._config.remote_timeout_seconds if is_remote(row.source) else 0) + SETTLE_SECONDS
+        while self._status(row).status in ("loading", "waiting") and self._clock() < ends:
             await asyncio.sleep(0.1)
+            await self.sync()
+            row = next(row for row in self._rows if row.name == name)
 
     # Comparing
 
@@ -245,7 +254,7 @@ class Registry:
         try:
             self._local = await self._engine.models()
         except EngineError:
-            self._engine_says = "no running arena was found"
+            self.engine_trouble = "no running arena was found"
 
     async def keep_in_sync(self) -> None:
         """For ever; an engine or a database that is away now is asked again later."""
@@ -263,7 +272,8 @@ class Registry:
         async with self._lock:
             self._rows = await self._database.run(queries.models, retired=True, read_only=True)
             wanted = {row.name: row for row in self._rows if row.enabled and not is_remote(row.source)}
-            await asyncio.gather(self._sync_local(wanted), self._sync_remotes())
+            await self._sync_local(wanted)
+            await self._sync_remotes()
 
     async def _sync_local(self, wanted: Mapping[str, Model]) -> None:
         try:
@@ -272,10 +282,11 @@ class Registry:
                 serving = await self._engine.models()
         except EngineError as error:
             says = f"the engine does not serve yet: {error}"
-            if says != self._engine_says:
+            if says != self.engine_trouble:
                 log.warning("engine does not answer", extra={"reason": str(error)})
-            self._local, self._asked, self._engine_says = {}, {}, says
+            self._local, self._asked, self.engine_trouble = {}, {}, says
             return
+        self.engine_trouble = None
         self._local = {name: status for name, status in serving.items() if name in wanted}
 
     async def _change_local(self, wanted: Mapping[str, Model], serving: Mapping[str, EngineModel]) -> bool:
@@ -298,6 +309,8 @@ class Registry:
                 await self._engine.put_model(name, spec)
                 changed = True
             except EngineRefused as error:
+                if error.status not in NOT_TAKEN:
+                    raise
                 self._refused[name] = error.message
             self._asked[name] = spec
         return changed
@@ -306,15 +319,15 @@ class Registry:
         wanted = {(row.source, row.endpoint_key_env) for row in self._rows if row.enabled and is_remote(row.source)}
         in_use = {(row.source, row.endpoint_key_env) for row in self._rows if self.is_in_use(row.id)}
         for gone in self._remotes.keys() - wanted - in_use:
-            await self._remotes.pop(gone).client.close()
+            await close_remote(self._remotes.pop(gone))
         for source, key_env in wanted - self._remotes.keys():
             self._remotes[source, key_env] = new_remote(source, key_env)
-        now = self._clock()
-        due = [remote for remote in self._remotes.values() if now - remote.looked_at > PROBE_SECONDS]
-        await asyncio.gather(*(self._look_at(remote, now) for remote in due))
+        for remote in self._remotes.values():
+            if self._clock() - remote.looked_at > PROBE_SECONDS:  # by itself: one that hangs holds up no other
+                remote.looked_at = self._clock()
+                remote.look = asyncio.create_task(self._look_at(remote))
 
-    async def _look_at(self, remote: Remote, now: float) -> None:
-        remote.looked_at = now
+    async def _look_at(self, remote: Remote) -> None:
         if remote.key_env and endpoint_key(remote.key_env) is None:
             remote.status = EngineModel(remote.model, "failed", f"the environment variable {remote.key_env} is not set")
             return
@@ -352,13 +365,19 @@ class Registry:
 
     async def close(self) -> None:
         for remote in self._remotes.values():
-            await remote.client.close()
+            await close_remote(remote)
 
 
 def new_remote(source: str, key_env: str | None) -> Remote:
     url, _, model = source.removeprefix(REMOTE + ":").partition("#")
     client = EngineClient(url, api_key=endpoint_key(key_env) if key_env else None, prefix="")
-    return Remote(client, model, key_env, EngineModel(model, "waiting", "the endpoint has not been asked yet"))
+    return Remote(client, model, key_env, EngineModel(model, "waiting", NOT_ASKED_YET))
+
+
+async def close_remote(remote: Remote) -> None:
+    if remote.look:
+        remote.look.cancel()
+    await remote.client.close()
 
 
 def spec_of(row: Model) -> ModelSpec:

@@ -24,6 +24,7 @@ from app.services import Services, build_services
 from app.sockets import KnownSocket
 
 LOOK_SECONDS = 0.2  # between two looks at how far the models are
+PATIENCE_SECONDS = 3.0  # before it is said that somebody else's engine does not answer
 END_SECONDS = 1  # for requests in flight, from Ctrl-C on
 
 
@@ -45,12 +46,12 @@ def run(config: AppConfig, config_file: Path | None = None) -> int:
 async def run_until_signal(website: Website, service_file: ServiceFile) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, website.end)
-    announcing = asyncio.create_task(announce(website, service_file))
+    watching = asyncio.create_task(Console(website, service_file).watch())
     try:
         await website.run()
     finally:
-        announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 def make_app(services: Services) -> ASGIApp:
@@ -145,36 +146,64 @@ def address_of(listening: socket.socket) -> str:
 
 
 def print_password(password: str) -> None:
-    print(f"Admin password, shown this once: {password}", file=sys.stderr, flush=True)
+    tell(f"Admin password, shown this once: {password}")
 
 
-async def announce(website: Website, service_file: ServiceFile) -> None:
-    """Shows how the models load, and one line with the address once each of them is ready or has failed."""
-    services = website.services
-    progress = Progress()
-    engine_url = None
-    ends = 0
-    ready = False
-    while True:
-        if services.process and services.process.ends > ends:
-            ends = services.process.ends
-            print(f"The engine ended and is started again: {services.process.last_words}", file=sys.stderr, flush=True)
-        if services.process and services.process.url() != engine_url:
-            engine_url = services.process.url()
-            service_file.write(url=website.address, engine_url=engine_url, engine_key=services.config.engine_admin_key)
-        if not ready:
-            progress.show(services.registry.loading())
-            if website.serves and services.registry.settled():
-                ready = True
-                progress.end()
-                for line in troubles(await services.registry.models(retired=False)):
-                    print(line, file=sys.stderr)
-                print(f"Paged Arena is ready: {website.address}", flush=True)
-        await asyncio.sleep(LOOK_SECONDS)
+class Console:
+    """What the terminal is told: how the models load, what goes wrong, and one line when all is ready."""
+
+    def __init__(self, website: Website, service_file: ServiceFile):
+        self._website = website
+        self._services = website.services
+        self._file = service_file
+        self._progress = Progress()
+        self._engine_url: str | None = None
+        self._engine_ends = 0
+        self._trouble: str | None = None
+        self._ready = False
+
+    async def watch(self) -> None:
+        began = asyncio.get_running_loop().time()
+        while True:
+            self._note_engine()
+            if not self._ready:
+                self._tell_trouble(asyncio.get_running_loop().time() - began)
+                await self._tell_progress()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _note_engine(self) -> None:
+        process = self._services.process
+        if process and process.ends > self._engine_ends:
+            self._engine_ends = process.ends
+            tell(f"The engine ended and is started again: {process.last_words}")
+        if process and process.url() != self._engine_url:
+            self._engine_url = process.url()
+            key = self._services.config.engine_admin_key
+            self._file.write(url=self._website.address, engine_url=self._engine_url, engine_key=key)
+
+    def _tell_trouble(self, waited_seconds: float) -> None:
+        """Of somebody else's engine; ours says so itself when it ends."""
+        trouble = self._services.registry.engine_trouble
+        if self._services.process or trouble in (None, self._trouble) or waited_seconds < PATIENCE_SECONDS:
+            return
+        self._trouble = trouble
+        tell(f"Waiting for {self._services.config.engine_url}: {trouble}")
+
+    async def _tell_progress(self) -> None:
+        registry = self._services.registry
+        self._progress.show(registry.loading())
+        if not self._website.serves or not registry.settled():
+            return
+        self._ready = True
+        self._progress.end()
+        for model in await registry.models(retired=False):
+            if model.status == "failed":
+                tell(f"{model.name} failed to load: {model.reason}")
+        print(f"Paged Arena is ready: {self._website.address}", flush=True)
 
 
-def troubles(models: Sequence[ModelView]) -> list[str]:
-    return [f"{model.name} failed to load: {model.reason}" for model in models if model.status == "failed"]
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -47,6 +47,7 @@ class FakeEngine:
     failures: dict[str, str] = field(default_factory=dict)  # by source: why it does not load
     loading: set[str] = field(default_factory=set)  # names that stay at half
     context_length: int = CONTEXT_LENGTH
+    put_status: int | None = None  # what every PUT is refused with
     models: dict[str, dict] = field(default_factory=dict)
     asked: list[dict] = field(default_factory=list)
     puts: list[str] = field(default_factory=list)
@@ -112,8 +113,8 @@ class FakeEngine:
         name = request.path_params["name"]
         body = await request.json()
         self.puts.append(name)
-        if "refused" in body["source"]:
-            return JSONResponse({"error": {"message": "no such checkpoint", "type": "x"}}, 422)
+        if self.put_status or "refused" in body["source"]:
+            return JSONResponse({"error": {"message": "no such checkpoint", "type": "x"}}, self.put_status or 422)
         self.models[name] = body
         return JSONResponse(self._status(name), 202)
 

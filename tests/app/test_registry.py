@@ -88,6 +88,25 @@ def test_an_edit_made_by_another_process_is_followed(site, engine):
     until(lambda: engine.models.keys() == {"beta"})
 
 
+def test_a_changed_model_answers_to_its_end_and_is_drawn_no_more_until_then(site, engine, registry):
+    """Else a busy arena would never come to change it."""
+    engine.say("alpha", Script.of("word " * 100, pause_seconds=0.02))
+    visitor = site.visitor()
+    battle = visitor.ask()
+    model = registry.change("alpha", system_prompt="New.")
+    assert model.status == "waiting" and visitor.get("/api/status").json()["ready_models"] == 1
+    assert visitor.read(battle).state == "votable"
+    until(lambda: engine.models["alpha"]["system_prompt"] == "New.")
+    site.ready(2)
+
+
+def test_an_engine_that_does_not_know_us_is_asked_again(site, engine, registry):
+    engine.put_status = 401
+    assert registry.add(name="gamma", source="path:/gamma").status == "waiting"
+    engine.put_status = None
+    until(lambda: statuses(registry)["gamma"] == "ready")
+
+
 def test_loading_is_shown_with_how_far_it_is(engine, registry):
     engine.loading.add("gamma")
     model = registry.add(name="gamma", source="path:/gamma")
@@ -109,6 +128,8 @@ def test_a_checkpoint_that_fails_says_why_and_is_tried_again_when_enabled(engine
     assert engine.puts == [], "not again and again"
     assert registry.change("gamma", enabled=True).status == "ready"
     assert registry.change("delta", source="path:/delta").status == "ready"
+    with pytest.raises(BadInput, match="a source is one of"):
+        registry.change("delta", source=None)
 
 
 def test_without_an_engine_the_models_wait(tmp_path):
@@ -249,6 +270,7 @@ def test_a_remote_endpoint_that_hangs_is_given_up(engine, tmp_path):
         Website(tmp_path, engine_url=engine.url, remote_timeout_seconds=0.3) as site,
     ):
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        site.in_loop(site.services.registry.sync())
         model = site.in_loop(site.services.registry.add(name="hangs", source=f"openai:{url}#x"))
         assert model.status == "failed" and "within 0.3 s" in model.reason
         assert statuses_of(site)["alpha"] == "ready"
