@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Where plain pip would take a CUDA build of torch and you have no GPU: make run TORCH_INDEX=<PyTorch's CPU wheel index>
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 ARGS ?=
 
