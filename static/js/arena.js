@@ -125,6 +125,7 @@ async function send(prompt) {
     composer.text = "";
     battle.id = id;
     if (matchMedia("(pointer: coarse)").matches) composer.area.blur(); // the keyboard would cover the answers
+    if (turn !== battle.turn + 1) return reload(id);
     addTurn(turn, prompt);
     show("streaming");
     listen();
@@ -152,8 +153,10 @@ async function retry(side) {
 async function answerAgain(path, sides) {
   const before = battle.state;
   show("sending");
-  if (!(await attempt(path))) return show(battle.state === "sending" ? before : battle.state);
+  const begun = await attempt(path);
+  if (!begun) return show(battle.state === "sending" ? before : battle.state);
   banner("");
+  if (begun.turn !== battle.turn) return reload(battle.id); // another tab has asked meanwhile
   for (const side of sides) panels[side].begin(battle.turn);
   show("streaming");
   listen();
@@ -161,11 +164,10 @@ async function answerAgain(path, sides) {
 
 async function attempt(path) {
   try {
-    await call("POST", path);
-    return true;
+    return await call("POST", path);
   } catch (error) {
     await refused(error, "went_wrong");
-    return false;
+    return null;
   }
 }
 
@@ -265,13 +267,13 @@ function heard(type, data, id) {
 async function reload(id) {
   try {
     const snapshot = await call("GET", `/battles/${id}`);
-    if (battle.id !== id) fresh();
+    if (battle.id !== id) return; // the visitor has gone on meanwhile
     draw(snapshot);
+    if (snapshot.state === "streaming") listen();
   } catch (error) {
-    if (error.status === 404) {
-      fresh();
-      show("idle");
-    }
+    if (error.status !== 404 || battle.id !== id) return;
+    fresh();
+    show("idle");
   }
 }
 
@@ -302,19 +304,24 @@ function showNotice(then) {
 
 /** Fewer than two ready models: says so, and goes on by itself when there are two. */
 async function watchStatus(status) {
-  for (;;) {
-    const enough = status?.enough ?? true;
-    document.documentElement.toggleAttribute("data-not-ready", !enough);
-    if (enough) {
-      byId("not-ready")?.remove();
-      return;
-    }
-    const text = page.language === "en" && status.message ? status.message : say("not_enough_text", { n: number.format(status.ready_models) });
-    byId("not-ready")?.remove();
-    parts.dock.prepend(el("section", { id: "not-ready", class: "notice-card", role: "status" }, el("div", {}, el("h2", {}, say("not_enough_title")), el("p", {}, text, " ", el("a", { href: "/admin" }, say("nav_admin"))))));
+  if (byId("not-ready")) return; // somebody watches already
+  while (status && !status.enough) {
+    showNotReady(status);
     await sleep(STATUS_EVERY_MS);
     status = await call("GET", "/status").catch(() => status);
   }
+  byId("not-ready")?.remove();
+  document.documentElement.removeAttribute("data-not-ready");
+}
+
+function showNotReady({ message, ready_models: ready }) {
+  const text = page.language === "en" && message ? message : say("not_enough_text", { n: number.format(ready) });
+  document.documentElement.setAttribute("data-not-ready", "");
+  byId("not-ready")?.remove();
+  parts.dock.prepend(
+    el("section", { id: "not-ready", class: "notice-card", role: "status" },
+      el("div", {}, el("h2", {}, say("not_enough_title")), el("p", {}, text, " ", el("a", { href: "/admin" }, say("nav_admin"))))),
+  );
 }
 
 // On a narrow screen the two answers lie side by side and are swiped; the tabs say which one is in view.

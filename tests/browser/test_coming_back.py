@@ -105,3 +105,17 @@ def test_fewer_than_two_ready_models_is_said_and_the_page_goes_on_when_there_are
             assert visit.page.locator("#not-ready").count() == 0
     finally:
         engine.loading.clear()
+
+
+def test_second_tab_follows_what_the_first_has_asked(site, open_site, slow):
+    first = open_site(site).ask("Tell me a story", until="streaming")
+    until(lambda: words_shown(first) > 2)
+    second = open_site(site)
+    assert second.state == "streaming"
+    first.page.click("#stop")
+    second.until("votable")
+    first.ask("And the end?")
+    second.page.click("#regenerate")
+    second.until("votable")
+    assert second.page.locator("#chat-a .question-text").all_inner_texts() == ["Tell me a story", "And the end?"]
+    assert second.answer("a") == first.answer("a") == "An answer at last."
