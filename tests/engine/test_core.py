@@ -400,6 +400,17 @@ def test_another_system_prompt_replaces_the_model_and_its_requests_go_on():
     assert len(rig.engine.models()) == 1
 
 
+def test_requests_of_a_replaced_model_are_those_of_its_successor():
+    rig = rig_of()
+    answer = rig.ask("a", words(20), 30)
+    rig.engine.step()
+    rig.put("a", context_length=100)
+    assert rig.engine.kv()["models"]["a"]["running"] == 1
+    rig.engine.delete_model("a")
+    rig.drain()
+    assert answer.reason == "error"
+
+
 def test_another_checkpoint_under_the_same_name_ends_its_requests():
     rig = rig_of(names="ab")
     rig.put("x", "a")
