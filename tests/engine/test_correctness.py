@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import kernels
 from engine.architectures import Runner, load_checkpoint
@@ -148,3 +149,27 @@ def test_a_converted_checkpoint_knows_the_capital_of_france(name):
     answer = bench.ask(runner.chat.encode([{"role": "user", "content": "What is the capital of France?"}]))
     bench.run()
     assert "Paris" in runner.tokenizer.decode(answer)
+
+
+TRANSFORMERS_TOKENS = {  # of its own conversion of the same files (5.24)
+    "smollm2": {
+        "Hello, world!  Two spaces\n\n\tand 12345": "19556 28 905 17 216 5713 5600 1116 197 397 216 33 34 35 36 37",
+        "naïve 你好 🦊 مرحبا": "3546 46494 216 18645 250 48392 138 15107 116 228 36395 20602 44626 31462 10805",
+        "def f(x):\n    return x": "1604 275 24 104 727 472 1003 1792",
+    },
+    "gemma3": {
+        "Hello, world!  Two spaces\n\n\tand 12345": (
+            "2 9259 236764 1902 236888 138 11634 9952 108 255968 624 236743 236770 236778 236800 236812 236810"
+        ),
+        "naïve 你好 🦊 مرحبا": "2 1789 238527 560 43758 237389 236743 249086 150423",
+        "def f(x):\n    return x": "2 2063 517 236769 236781 1473 107 140 2060 1123",
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_converted_tokenizer_makes_the_tokens_of_transformers(name):
+    tokenizer = Tokenizer.from_file(str(folder_of(name) / "tokenizer.json"))
+    for text, tokens in TRANSFORMERS_TOKENS[name].items():
+        assert tokenizer.encode(text).ids == [int(token) for token in tokens.split()]
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
