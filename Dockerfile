@@ -16,5 +16,4 @@ RUN make install TORCH_INDEX=${TORCH_INDEX}
 
 VOLUME /data
 EXPOSE 7860
-STOPSIGNAL SIGINT
 CMD ["make", "run", "ARGS=--host 0.0.0.0"]
