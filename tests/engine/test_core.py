@@ -244,7 +244,7 @@ def test_a_consumer_that_raises_harms_nobody_else():
     rig.engine.submit("a", words(20), SamplingParams(20), broken)
     good = rig.generate("a", words(20, seed=1))
     assert good.token_ids == good.expected()
-    assert rig.engine.load()["running"] == 0
+    assert rig.engine.load()["generated_tokens"] == 1 + len(good.token_ids), "nothing is computed for nobody"
 
 
 # Refusals
@@ -338,6 +338,17 @@ def test_models_with_one_system_prompt_pin_it_once():
     rig.engine.delete_model("one")
     rig.drain()
     assert rig.memory.pinned_pages == pinned
+
+
+def test_a_model_deleted_while_its_system_prompt_is_computed_leaves_nothing():
+    rig = Rig({"a": FakeRunner(HYBRID, "a")}, max_batch_tokens=16)
+    rig.put("a", system_prompt=SYSTEM_PROMPT, wait=False)
+    rig.engine.step()
+    rig.engine.step()
+    assert rig.memory.used_pages() > 0 and rig.status("a") == "loading"
+    rig.engine.delete_model("a")
+    rig.drain()
+    assert rig.engine.kv()["pages"]["free"] == rig.engine.kv()["pages"]["total"]
 
 
 def test_a_system_prompt_too_long_for_the_pool_or_the_context_fails_its_model_only():
@@ -579,6 +590,23 @@ def test_a_model_deleted_while_loading_stops_the_load(loading):
     engine.put_model(ModelSpec("one", "a"))
     wait_for(lambda: status_of(engine, "one").status == "ready")
     assert load.loads == 2
+
+
+def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
+    go_on = threading.Event()
+
+    def load(source, progress):
+        go_on.wait(10)
+        return FakeRunner(FULL, source)
+
+    engine = engine_with(load)
+    engine.put_model(ModelSpec("one", "a"))
+    engine.delete_model("one")
+    assert engine.kv()["checkpoints"] == {}
+    go_on.set()
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
+    assert engine.kv()["checkpoints"] == {} and not engine.memory.spaces
+    engine.close()
 
 
 # The thread
