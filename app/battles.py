@@ -238,7 +238,7 @@ class Battles:
 
     async def current(self, visitor_id: str) -> Battle | None:
         """The battle that a visitor who comes back finds again."""
-        battle = await self._database.run(queries.latest_open_battle, visitor_id, read_only=True)
+        battle = await self._database.run(queries.latest_battle, visitor_id, read_only=True)
         if battle and (live := self._live.get(battle.id)):
             live.audience.touch()
         return battle

@@ -13,7 +13,7 @@ from app.engine_client import EngineClient, EngineError, EngineRefused
 from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
 from app.registry import ReadyModel
 
-LONGEST_TOKEN_CHARACTERS = 16  # of ordinary text; longer prompts are counted by a part of themselves first
+LONGEST_TOKEN_CHARACTERS = 8  # of ordinary text; longer prompts are counted by a part of themselves first
 REMOTE_CHARACTERS_PER_TOKEN = 2.5  # a cautious guess for tokenizers that we cannot ask
 
 Message = dict[str, str]
@@ -39,12 +39,12 @@ def answer_room(context_length: int, answer_tokens: int) -> int:
 
 def checked_prompt(prompt: str) -> str:
     """Raises BlankPrompt, or BadInput for text that is no Unicode."""
-    if not any(character.isprintable() and not character.isspace() for character in prompt):
-        raise BlankPrompt("Please type a question first.")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:
         raise BadInput("This text holds half a character, which cannot be stored.") from None
+    if not any(character.isprintable() and not character.isspace() for character in prompt):
+        raise BlankPrompt("Please type a question first.")
     return prompt.replace("\0", "\N{SYMBOL FOR NULL}")
 
 

@@ -32,6 +32,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 REFUSED_UNREAD = (ForeignOrigin.status, BodyTooLarge.status)
 DRAINED_BODIES = 8  # how many times the largest allowed body is read and dropped
 NOT_SAVED = "This could not be saved just now, and nothing was recorded. Please try again."
@@ -43,6 +44,7 @@ def create_app(services: Services, *, mount_views: Callable[..., None] = views.m
     app.state.services = services
     app.include_router(api.router)
     app.include_router(api.admin_router)
+    app.add_route("/api/{rest:path}", answer_unknown_path, methods=METHODS, include_in_schema=False)
     app.add_route("/docs", lambda request: HTMLResponse(api_page(app.openapi())))
     app.add_exception_handler(ArenaError, answer_arena_error)
     app.add_exception_handler(db_errors.DatabaseUnavailable, answer_database_unavailable)
@@ -69,6 +71,10 @@ async def answer_database_unavailable(request: Request, error: db_errors.Databas
 
 
 async def answer_not_found(request: Request, error: db_errors.NotFound) -> Response:
+    return await answer_unknown_path(request)
+
+
+async def answer_unknown_path(request: Request) -> Response:
     return await answer_arena_error(request, NotFound("There is nothing here by that name."))
 
 

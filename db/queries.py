@@ -21,7 +21,6 @@ from db.errors import AlreadyVoted, NameTaken, NotFound, NotVotable
 from db.tables import SIDES, Answer, Battle, Model, Rating, Turn, Visitor, Vote
 from db.vote_kinds import VOTE_KINDS
 
-OPEN_STATES = ("streaming", "votable", "interrupted")
 VOTE_LOCK = 0x564F5445  # PostgreSQL's advisory lock of whoever inserts a vote
 
 # Models
@@ -183,11 +182,11 @@ def find_battle(session: Session, battle_id: str, visitor_id: str | None = None)
     return battle
 
 
-def latest_open_battle(session: Session, visitor_id: str) -> Battle | None:
-    """The one that a visitor who comes back finds again."""
+def latest_battle(session: Session, visitor_id: str) -> Battle | None:
+    """The one that a visitor who comes back finds again, with its names if it has been voted on; never a void one."""
     return session.scalar(
         select(Battle)
-        .where(Battle.visitor_id == visitor_id, Battle.state.in_(OPEN_STATES))
+        .where(Battle.visitor_id == visitor_id, Battle.state != "void")
         .order_by(Battle.created_at.desc(), Battle.id)
         .limit(1)
     )
