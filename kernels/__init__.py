@@ -46,7 +46,9 @@ def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path |
     for candidate in ("cpu", "reference"):
         try:
             backend = BACKENDS[candidate](threads, cache_folder=cache_folder)
-        except (BackendUnavailable, KeyError) as reason:
+            if candidate != "reference":
+                import_module("kernels.self_check").check(backend)
+        except BackendUnavailable as reason:
             log.warning("kernel backend %s is not available, the next one is slower: %s", candidate, reason)
             continue
         log.info("kernel backend: %s", backend.name)

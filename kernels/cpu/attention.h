@@ -18,6 +18,7 @@ constexpr int kTile = 256;
 constexpr int kTileUnits = kTile / kBlockTokens;
 constexpr int kUnitVectors = kBlockTokens / kLanes;
 constexpr int kScoreUnits = kLanes == 16 ? 4 : 1;        // units whose scores are computed together
+constexpr int kUnitsAhead = 4;                           // how early a unit is prefetched
 constexpr int kValueVectors = kRegisters == 32 ? 4 : 2;  // vectors of V that are summed together
 
 // Query rows of one kv head, [row][head_dim] in memory: neighbouring tokens, each with the heads of the group.
@@ -25,21 +26,28 @@ template <class P>
 struct Queries {
   const typename P::Act* q;
   int rows, group, head_dim, first_position, window;  // window 0 = all tokens
-  float scale;
+  float scale;  // of scores, times log2(e): softmax is taken in powers of two
 
   int position(int row) const { return first_position + row / group; }
   int begin(int row) const { return window ? std::max(0, position(row) + 1 - window) : 0; }
   int end(int row) const { return position(row) + 1; }
 };
 
-// The K and V units that a block of queries needs of one tile; `start` is the position of the first one's first token.
+// The K and V units that a block of queries needs of one tile, in the order in which they are read, and the first that
+// are read after them, so that each can be brought nearer a few units ahead.
 template <class P>
 struct Tile {
-  const typename P::Weight *k[kTileUnits], *v[kTileUnits];
-  int units = 0, start = 0;
+  const typename P::Weight* unit[2 * kTileUnits + kUnitsAhead];
+  int units = 0, start = 0;  // `start` is the position of the first token of the first unit
+
+  const typename P::Weight* k(int number) const { return unit[number]; }
+  const typename P::Weight* v(int number) const { return unit[units + number]; }
+  void follow_with(const Tile& next) {
+    for (int i = 0; i < kUnitsAhead; i++) unit[2 * units + i] = next.unit[i];
+  }
 };
 
-// What is known of some rows after some tiles; sum and output are relative to e^maximum.
+// What is known of some rows after some tiles; sum and output are relative to 2^maximum.
 struct State {
   float* maximum;  // [row], of scaled scores
   float* sum;      // [row][kLanes], its lanes not yet added up
@@ -61,7 +69,7 @@ struct Fold {
   Fold() = default;
   Fold(float old_maximum, float new_maximum) : maximum(old_maximum > new_maximum ? old_maximum : new_maximum) {
     float factors[kLanes];
-    store(factors, exp(keep_lanes(set(new_maximum - maximum), 1, kLanes, old_maximum - maximum)));
+    store(factors, exp2(keep_lanes(set(new_maximum - maximum), 1, kLanes, old_maximum - maximum)));
     old_factor = factors[0];
     new_factor = factors[1];
   }
@@ -81,7 +89,7 @@ inline void fold_state(const State& state, const State& later, int rows, int hea
   }
 }
 
-// scores [R][kTile] of U neighbouring units; V of the same tile is brought nearer.
+// scores [R][kTile] of U neighbouring units
 template <class P, int R, int U>
 ARENA_INLINE void score_units(const typename P::Act* q, int head_dim, const Tile<P>& tile, int unit, float* scores) {
   constexpr int C = U * kUnitVectors;
@@ -89,8 +97,8 @@ ARENA_INLINE void score_units(const typename P::Act* q, int head_dim, const Tile
   clear(acc);
   const auto column = [&](int step, int c) {
     const int offset = (step * kUnitVectors + c % kUnitVectors) * kLanes * P::step;
-    prefetch(tile.v[unit + c / kUnitVectors] + offset);
-    return tile.k[unit + c / kUnitVectors] + offset;
+    prefetch_l2(tile.unit[unit + kUnitsAhead + c / kUnitVectors] + offset);
+    return tile.k(unit + c / kUnitVectors) + offset;
   };
   multiply<P>(acc, q, head_dim, column, 0, head_dim / P::step);
   ARENA_UNROLL
@@ -100,7 +108,7 @@ ARENA_INLINE void score_units(const typename P::Act* q, int head_dim, const Tile
   }
 }
 
-// p = e^(scale * score - maximum) of the tokens that a row sees, 0 for the others. Returns the maximum.
+// p = 2^(scale * score - maximum) of the tokens that a row sees, 0 for the others. Returns the maximum.
 template <class P>
 float soften(float* scores, const Tile<P>& tile, int begin, int end, float scale, typename P::Act* p, float* sum) {
   const int tokens = tile.units * kBlockTokens;
@@ -116,7 +124,7 @@ float soften(float* scores, const Tile<P>& tile, int begin, int end, float scale
   for (int t = 0; t < tokens; t += kLanes) highest = max(load(scores + t), highest);
   const float maximum = max_of_lanes(highest) * scale;
   for (int t = 0; t < tokens; t += kLanes) {
-    const vf e = exp(fma(load(scores + t), set(scale), set(-maximum)));
+    const vf e = exp2(fma(load(scores + t), set(scale), set(-maximum)));
     total = add(total, e);
     P::store_act(p + t, e);
   }
@@ -124,9 +132,9 @@ float soften(float* scores, const Tile<P>& tile, int begin, int end, float scale
   return maximum;
 }
 
-// Folds p [R][kTile] times C vectors of V into output [R][head_dim]; K of the next tile is brought nearer.
+// Folds p [R][kTile] times C vectors of V into output [R][head_dim]
 template <class P, int R, int C>
-ARENA_INLINE void add_values(const typename P::Act* p, const Tile<P>& tile, const Tile<P>& next, int tokens, int head_dim,
+ARENA_INLINE void add_values(const typename P::Act* p, const Tile<P>& tile, int tokens, int head_dim,
                              int dim, float* output, const Fold* folds) {
   constexpr int kUnitSteps = kBlockTokens / P::step;
   vf acc[R][C];
@@ -134,8 +142,8 @@ ARENA_INLINE void add_values(const typename P::Act* p, const Tile<P>& tile, cons
   int unit = 0;
   const auto column = [&](int step, int c) {
     const int offset = (step * head_dim + dim + c * kLanes) * P::step;
-    prefetch(next.k[unit] + offset);
-    return tile.v[unit] + offset;
+    prefetch_l2(tile.unit[tile.units + unit + kUnitsAhead] + offset);
+    return tile.v(unit) + offset;
   };
   const int whole = tokens / P::step;  // steps all of whose tokens are there
   for (int step = 0; step < whole; step += kUnitSteps, unit++)
@@ -153,7 +161,7 @@ ARENA_INLINE void add_values(const typename P::Act* p, const Tile<P>& tile, cons
 
 // Folds a tile into the state of R query rows from `row` on. scores and p are [P::kQueries][kTile].
 template <class P, int R>
-void attend_strip(const Queries<P>& queries, int row, const Tile<P>& tile, const Tile<P>& next, const State& state,
+void attend_strip(const Queries<P>& queries, int row, const Tile<P>& tile, const State& state,
                   float* scores, typename P::Act* p) {
   const int head_dim = queries.head_dim;
   const typename P::Act* q = queries.q + row * head_dim;
@@ -175,12 +183,12 @@ void attend_strip(const Queries<P>& queries, int row, const Tile<P>& tile, const
   float* output = state.output + row * head_dim;
   int dim = 0;
   for (; dim + kValueVectors * kLanes <= head_dim; dim += kValueVectors * kLanes)
-    add_values<P, R, kValueVectors>(p, tile, next, tokens, head_dim, dim, output, folds);
-  for (; dim < head_dim; dim += kLanes) add_values<P, R, 1>(p, tile, next, tokens, head_dim, dim, output, folds);
+    add_values<P, R, kValueVectors>(p, tile, tokens, head_dim, dim, output, folds);
+  for (; dim < head_dim; dim += kLanes) add_values<P, R, 1>(p, tile, tokens, head_dim, dim, output, folds);
 }
 
 template <class P>
-using AttendStrip = void (*)(const Queries<P>&, int, const Tile<P>&, const Tile<P>&, const State&, float*, typename P::Act*);
+using AttendStrip = void (*)(const Queries<P>&, int, const Tile<P>&, const State&, float*, typename P::Act*);
 
 template <class P, int... R>
 constexpr std::array<AttendStrip<P>, sizeof...(R)> strip_kernels(std::integer_sequence<int, R...>) {
@@ -189,14 +197,14 @@ constexpr std::array<AttendStrip<P>, sizeof...(R)> strip_kernels(std::integer_se
 
 // Folds a tile into the state of all rows of a block of queries.
 template <class P>
-void attend_tile(const Queries<P>& queries, const Tile<P>& tile, const Tile<P>& next, const State& state) {
+void attend_tile(const Queries<P>& queries, const Tile<P>& tile, const State& state) {
   static constexpr auto kernels = strip_kernels<P>(std::make_integer_sequence<int, P::kQueries>());
   alignas(64) float scores[P::kQueries * kTile];
   alignas(64) typename P::Act p[P::kQueries * kTile];
   const int strips = (queries.rows + P::kQueries - 1) / P::kQueries;
   for (int strip = 0; strip < strips; strip++) {
     const int top = queries.rows * strip / strips, bottom = queries.rows * (strip + 1) / strips;
-    kernels[bottom - top - 1](queries, top, tile, next, state, scores, p);
+    kernels[bottom - top - 1](queries, top, tile, state, scores, p);
   }
 }
 

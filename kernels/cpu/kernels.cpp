@@ -39,7 +39,8 @@ class DenormalsOff {
 struct Engine {
   explicit Engine(int threads) : team(threads) {}
   Team team;
-  std::mutex mutex;  // the workspaces serve one step at a time
+  std::mutex mutex;           // the workspaces serve one step at a time
+  void* last_pool = nullptr;  // has had its advice
   Workspace<Bf16> bf16_workspace;
   Workspace<Fp32> fp32_workspace;
   Workspace<Bf16>& workspace(const Decoder<Bf16>&) { return bf16_workspace; }
@@ -101,6 +102,7 @@ const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* 
   return guarded([&](char* message, size_t size) -> const char* {
     if (!check(*decoder, *input, message, size)) return message;
     std::lock_guard<std::mutex> lock(engine->mutex);
+    if (input->pool != engine->last_pool) advise_huge_pages(engine->last_pool = input->pool, input->pages * input->page_bytes);
     with_precision(*decoder, [&](const auto& exact) {
       const Step step(exact, *input, engine->team.count(), engine->workspace(exact));
       engine->team.run([&](const Worker& worker) {

@@ -66,6 +66,8 @@ ARENA_INLINE vf times_power_of_two(vf a, vf n) { return _mm512_scalef_ps(a, n); 
 ARENA_INLINE vf zero_below(vf x, float limit, vf y) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), y);
 }
+ARENA_INLINE float sum_of_lanes(vf x) { return _mm512_reduce_add_ps(x); }
+ARENA_INLINE float max_of_lanes(vf x) { return _mm512_reduce_max_ps(x); }
 // Lanes first .. end - 1 of x, `otherwise` in the others.
 ARENA_INLINE vf keep_lanes(vf x, int first, int end, float otherwise) {
   const uint32_t mask = ((1u << end) - 1) & ~((1u << first) - 1);
@@ -252,6 +254,7 @@ ARENA_INLINE void load_wide(const bf16* p, vf& even, vf& odd) {
 
 // ------------------------------------------------------------------------------------------- the same on all of them
 
+#if !defined(__AVX512F__) || defined(ARENA_SCALAR)
 template <class Combine>
 inline float fold_lanes(vf x, Combine combine) {
   float lane[kLanes];
@@ -266,25 +269,40 @@ inline float sum_of_lanes(vf x) {
 inline float max_of_lanes(vf x) {
   return fold_lanes(x, [](float a, float b) { return a > b ? a : b; });
 }
+#endif
 
-// e^x for x <= 88, within 1.5 units in the last place; 0 below -87.3, where it would leave the normal numbers.
-// Cody and Waite's reduction, then the polynomial of Cephes' expf.
+// 2^(n + r) for a whole n and |r| <= 1/2, within 1.5 units in the last place; 0 where n + r, being x, is below the range
+// of normal numbers. The polynomial is that of Cephes' exp2f.
+ARENA_INLINE vf exp2_of_parts(vf n, vf r, vf x) {
+  vf p = fma(set(1.535336188319500e-4f), r, set(1.339887440266574e-3f));
+  p = fma(p, r, set(9.618437357674640e-3f));
+  p = fma(p, r, set(5.550332471162809e-2f));
+  p = fma(p, r, set(2.402264791363012e-1f));
+  p = fma(p, r, set(6.931472028550421e-1f));
+  p = fma(p, r, set(1.f));
+  return zero_below(x, -126.f, times_power_of_two(p, n));
+}
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// x <= 127
+ARENA_INLINE vf exp2(vf x) {
+  const vf n = round(x);
+  return exp2_of_parts(n, sub(x, n), x);
+}
+
+// x <= 88; log2(e) in two pieces, so that a large x loses nothing
 ARENA_INLINE vf exp(vf x) {
-  const vf n = round(mul(x, set(1.44269504088896341f)));
-  const vf high = fma(n, set(-0.693359375f), x), r = fma(n, set(2.12194440e-4f), high);
-  vf p = fma(set(1.9875691500e-4f), r, set(1.3981999507e-3f));
-  p = fma(p, r, set(8.3334519073e-3f));
-  p = fma(p, r, set(4.1665795894e-2f));
-  p = fma(p, r, set(1.6666665459e-1f));
-  p = fma(p, r, set(5.0000001201e-1f));
-  p = fma(p, mul(r, r), add(r, set(1.f)));
-  return zero_below(x, -87.3f, times_power_of_two(p, n));
+  const vf scaled = mul(x, set(kLog2E)), n = round(scaled);
+  const vf r = fma(x, set(1.92596299e-8f), fma(x, set(kLog2E), sub(zero(), n)));
+  return exp2_of_parts(n, r, scaled);
 }
 
 // 1 / (1 + e^-x)
 ARENA_INLINE vf sigmoid(vf x) { return div(set(1.f), add(set(1.f), exp(min(set(88.f), sub(zero(), x))))); }
 
-ARENA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+ARENA_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+ARENA_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)

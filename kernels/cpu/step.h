@@ -110,20 +110,19 @@ class Step {
     worker.meet();
   }
 
-  // Workers claim pieces until none is left; the first units of what comes next are brought nearer meanwhile.
+  // Workers claim pieces until none is left, always one ahead, so that the first units of the next can be prefetched.
   void attend(const Worker& worker, int layer) const {
+    Work work = claim(layer), next;
     Tile<P> tile, next_tile;
-    for (Work work = claim(layer), next; work.piece; work = next, tile = next_tile) {
-      if (work.is_first) locate(layer, work, tile);
+    if (work.piece) locate(layer, work, tile);
+    for (; work.piece; work = next, tile = next_tile) {
       next = work.is_last() ? claim(layer) : work.following();
-      if (next.piece)
-        locate(layer, next, next_tile);
-      else
-        next_tile = tile;
+      if (next.piece) locate(layer, next, next_tile);
+      tile.follow_with(next.piece ? next_tile : tile);
       const Queries<P> queries = queries_of(layer, work);
       const State state = state_of(worker, work, queries);
       if (work.tile == work.piece->first_tile) state.reset(queries.rows, t.head_dim);
-      attend_tile(queries, tile, next_tile, state);
+      attend_tile(queries, tile, state);
       if (work.is_last()) finish(work, queries, state);
     }
     worker.meet();
@@ -281,7 +280,6 @@ class Step {
   struct Work {
     const Piece* piece = nullptr;
     int kv_head = 0, tile = 0;
-    bool is_first = false;  // of all that this worker does in the layer
     bool is_last() const { return tile + 1 == piece->end_tile; }
     Work following() const { return {piece, kv_head, tile + 1}; }
   };
@@ -330,13 +328,13 @@ class Step {
     const int number = __atomic_fetch_add(&w.claims[layer], 1, __ATOMIC_RELAXED), count = static_cast<int>(pieces.size());
     if (number >= count * t.kv_heads) return {};
     const Piece& piece = pieces[number % count];
-    return {&piece, number / count, piece.first_tile, true};
+    return {&piece, number / count, piece.first_tile};
   }
 
   Queries<P> queries_of(int layer, const Work& work) const {
     const QueryBlock& block = w.blocks[work.piece->block];
     const Act* q = w.q + (work.kv_head * static_cast<int64_t>(in.rows) + block.first_row) * d.group_size * t.head_dim;
-    return {q, block.positions * d.group_size, d.group_size, t.head_dim, in.positions[block.first_row], t.window[layer], t.attention_scale};
+    return {q, block.positions * d.group_size, d.group_size, t.head_dim, in.positions[block.first_row], t.window[layer], t.attention_scale * kLog2E};
   }
 
   void locate(int layer, const Work& work, Tile<P>& tile) const {
@@ -347,10 +345,11 @@ class Step {
     const UnitPlace k = unit_place(layer, 0, work.kv_head), v = unit_place(layer, 1, work.kv_head);
     tile.start = first * kBlockTokens;
     tile.units = end - first;
-    for (int unit = 0; unit < kTileUnits; unit++) {  // pointers beyond the last unit are only ever prefetched from
-      tile.k[unit] = k.of(in, block.sequence, std::min(first + unit, end - 1));
-      tile.v[unit] = v.of(in, block.sequence, std::min(first + unit, end - 1));
+    for (int unit = 0; unit < tile.units; unit++) {
+      tile.unit[unit] = k.of(in, block.sequence, first + unit);
+      tile.unit[tile.units + unit] = v.of(in, block.sequence, first + unit);
     }
+    for (int unit = 2 * tile.units; unit < kUnitsAhead; unit++) tile.unit[unit] = tile.unit[0];  // of a tile of one unit
   }
 
   State state_of(const Worker& worker, const Work& work, const Queries<P>& queries) const {

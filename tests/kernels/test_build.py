@@ -11,6 +11,7 @@ import pytest
 
 import kernels
 from kernels.cpu import build
+from kernels.reference import ReferenceBackend
 
 
 def fake_compiler(folder, script):
@@ -70,6 +71,18 @@ def test_without_a_compiler_the_reference_takes_over_and_the_log_says_why(tmp_pa
         assert kernels.load("auto", cache_folder=tmp_path).name == "reference"
     assert "no C++ compiler found (looked for c++, g++, clang++); Debian's package is g++" in caplog.text
     assert "kernel backend: reference" in caplog.text
+
+
+def test_a_backend_that_computes_something_else_is_not_taken(monkeypatch, caplog):
+    class Wrong(ReferenceBackend):
+        name = "wrong"
+
+        def forward(self, decoder, pool, batch):
+            return super().forward(decoder, pool, batch) * 1.01
+
+    monkeypatch.setitem(kernels.BACKENDS, "cpu", lambda threads, **options: Wrong())
+    assert kernels.load().name == "reference"
+    assert "wrong differs from the reference by 1.0e-02 in torch.float32" in caplog.text
 
 
 def test_asked_for_by_name_the_missing_compiler_is_an_error(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.reference import ReferenceBackend
+from kernels.self_check import check
 from tests.kernels.decoders import Pages, from_transformers, gemma_traits, llama_traits, random_weights
 from tests.kernels.test_reference import MODELS, logits_of_split_prompts
 
@@ -118,6 +119,10 @@ def test_input_that_would_lead_astray_is_refused_with_its_numbers(cpu, change, m
     batch = pages.step([(0, [1, 2, 3], 0), (1, [4, 5], 0)])
     with pytest.raises(ValueError, match=message):
         cpu.forward(decoder, pages.pool, change(batch))
+
+
+def test_the_compiled_backend_passes_its_self_check(cpu):
+    check(cpu)
 
 
 def test_what_is_not_supported_is_said(cpu):

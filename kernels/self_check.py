@@ -1,0 +1,57 @@
+"""A backend's first forward, before anybody relies on it: a tiny decoder, held against the reference."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels import BackendUnavailable
+from kernels.reference import ReferenceBackend
+from kernels.spec import BLOCK_TOKENS, Backend, DecoderTraits, RopeTraits, StepBatch, weight_shapes
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.03}  # largest difference of a logit, over the largest logit
+
+_HEAD_DIM, _ROWS = 32, 2 * BLOCK_TOKENS + 5
+_TRAITS = DecoderTraits(
+    vocab_size=65,
+    hidden_size=72,
+    intermediate_size=104,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=_HEAD_DIM,
+    layer_windows=(None, BLOCK_TOKENS + 3),
+    layer_ropes=(RopeTraits(tuple(0.5**i for i in range(_HEAD_DIM // 2))),) * 2,
+    norm_eps=1e-6,
+    attention_scale=_HEAD_DIM**-0.5,
+    activation="gelu_tanh",
+    qk_norm=True,
+    post_norms=True,
+)
+
+
+def check(backend: Backend) -> None:
+    """Raises BackendUnavailable where the logits of a prefill and a decode are not the reference's."""
+    for dtype, bound in BOUNDS.items():
+        if backend.unsupported(_TRAITS, dtype):
+            continue
+        ours, theirs = _logits(backend, dtype), _logits(ReferenceBackend(), dtype)
+        difference = float((ours - theirs).abs().max() / theirs.abs().max())
+        if not difference <= bound:
+            raise BackendUnavailable(f"{backend.name} differs from the reference by {difference:.1e} in {dtype}")
+
+
+def _logits(backend: Backend, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in weight_shapes(_TRAITS).items()}
+    decoder = backend.pack(_TRAITS, weights, dtype)
+    blocks, units = -(-_ROWS // BLOCK_TOKENS), 2 * _TRAITS.num_kv_heads
+    pool = torch.zeros(2 * blocks, units * BLOCK_TOKENS * _HEAD_DIM * dtype.itemsize, dtype=torch.uint8)
+    tables = tuple(torch.arange(g * blocks, (g + 1) * blocks, dtype=torch.int32).view(1, -1, 1) for g in range(2))
+    logits = []
+    for first, end in ((0, _ROWS - 1), (_ROWS - 1, _ROWS)):
+        rows = torch.arange(end - first, dtype=torch.int32)
+        tokens, positions = (rows + first) * 7 % _TRAITS.vocab_size, rows + first
+        starts, context = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - first], [end]))
+        logits.append(
+            backend.forward(decoder, pool, StepBatch(tokens, positions, starts, context, tables, rows)).clone()
+        )
+    return torch.cat(logits)
