@@ -287,6 +287,9 @@ def measure_transformers(load: Load, folder: Path, config: EngineConfig) -> dict
     """The same chats through `generate`, in static batches of the load's concurrency, bf16, left-padded, no HTTP."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
 
     class Clock(StoppingCriteria):
         """Notes when each step ended; stops nothing."""
