@@ -102,6 +102,10 @@ class PromptTooLong(BadInput):
         self.tokens = tokens
         self.limit = limit
 
+    def as_dict(self) -> dict:
+        error = super().as_dict()["error"]
+        return {"error": {**error, "tokens": self.tokens, "limit": self.limit}}
+
 
 class BodyTooLarge(ArenaError):
     status = 413

@@ -136,6 +136,36 @@ TABLE: dict[str, tuple[str, str]] = {
     "offline": ("No connection. Please try again.", "没有网络连接，请重试。"),
     "send_failed": ("Your question was not sent. Please try again.", "问题没有发送成功，请再试一次。"),
     "went_wrong": ("That did not work. Please try again.", "操作没有成功，请再试一次。"),
+    # what the server refuses, by its code (app/errors.py); in English its own sentence is shown where it has one
+    "error_internal": ("Something went wrong on our side.", "我们这边出错了，请稍后再试。"),
+    "error_not_signed_in": ("That password is not right.", "密码不正确，或尚未登录。"),
+    "error_foreign_origin": ("This was sent by a page of another site.", "该请求来自其他网站的页面，已被拒绝。"),
+    "error_notice_required": ("Please accept the notice first.", "请先同意使用说明。"),
+    "error_not_found": ("There is nothing here by that name.", "找不到所请求的内容。"),
+    "error_conflict": ("This does not fit what is there now.", "这与当前的状态冲突。"),
+    "error_already_voted": ("This battle has its vote already.", "这场对战已经投过票了。"),
+    "error_not_votable": ("You can vote once both sides have answered.", "两边都回答完之后才能投票。"),
+    "error_wrong_state": (
+        "This does not fit what the battle is doing now.",
+        "对战的当前状态不允许这样做，请看页面上最新的内容。",
+    ),
+    "error_name_taken": ("There is a model of that name already.", "已有同名的模型。"),
+    "error_bad_input": ("This cannot be read.", "无法识别所提交的内容，请修改后再试。"),
+    "error_blank_prompt": ("Please type a question first.", "请先输入问题。"),
+    "error_prompt_too_long": (
+        "Your message is {tokens} tokens long; there is room for {limit} here.",
+        "你的消息有 {tokens} 个词元，这里最多 {limit} 个。",
+    ),
+    "error_body_too_large": ("This message is too large.", "这条消息太大了，请缩短后再试。"),
+    "error_too_many": (
+        "A limit of this arena is reached. Please come back a little later.",
+        "已达到本站允许的次数。请稍后再来，或先为当前的对战投票。",
+    ),
+    "error_not_ready": (
+        "The models are not ready at this moment; please try once more in a few seconds.",
+        "模型此刻尚未就绪，请过几秒再试。",
+    ),
+    "error_storage": ("Nothing could be saved. Please try again.", "暂时无法保存，什么也没有记录，请再试一次。"),
     "not_enough_title": ("Two models are needed for a battle", "对战需要两个模型"),
     "not_enough_text": (
         "Models ready now: {n}. They may still be loading: this page goes on by itself as soon as two are ready. "

@@ -1,6 +1,8 @@
 // Calls to /api. A refusal becomes an ApiError with the sentence to show; no connection has status 0.
+//
+// The server writes English and knows best what it refused; in another language the table has a sentence for each code.
 
-import { page, say } from "./frame.js";
+import { number, page, say } from "./frame.js";
 
 export class ApiError extends Error {
   constructor(status, code, message) {
@@ -10,8 +12,10 @@ export class ApiError extends Error {
 }
 
 export function refusal(status, body) {
-  const { code = "", message = "" } = body?.error ?? {};
-  return new ApiError(status, code, page.words[`error_${code}`] ?? (message || say("went_wrong")));
+  const { code = "", message = "", tokens, limit } = body?.error ?? {};
+  const key = `error_${code}` in page.words ? `error_${code}` : "went_wrong";
+  const ours = say(key, { tokens: number.format(tokens), limit: number.format(limit) });
+  return new ApiError(status, code, page.language === "en" && message ? message : ours);
 }
 
 /** The JSON of the answer, or null where there is none. */

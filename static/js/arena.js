@@ -256,7 +256,7 @@ function heard(type, data, id) {
   battle.event = id;
   if (type === "block") panels[data.side].block(data.turn, data.block, data.html);
   if (type === "side" && data.state === "streaming") panels[data.side].begin(data.turn);
-  else if (type === "side") panels[data.side].state(data.turn, data.state, data.message);
+  else if (type === "side") panels[data.side].state(data.turn, data.state);
   if (type === "state" && data.state !== battle.state) {
     show(data.state);
     if (data.state !== "streaming") banner("");

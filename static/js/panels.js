@@ -49,14 +49,14 @@ export class Panel {
   /** Empties the answer of a turn: it begins, or begins again. */
   begin(number) {
     this.turn(number).blocks.replaceChildren();
-    this.state(number, "streaming", null);
+    this.state(number, "streaming");
   }
 
   /** A whole answer as the server has it now. */
-  answer(number, { state, blocks, message }) {
+  answer(number, { state, blocks }) {
     this.turn(number).blocks.replaceChildren();
     blocks.forEach((html, index) => this.block(number, index, html));
-    this.state(number, state, message);
+    this.state(number, state);
   }
 
   /** `html` comes from the server's renderer, which lets no markup of the model through. */
@@ -70,19 +70,19 @@ export class Panel {
     this.keepUp();
   }
 
-  state(number, state, message) {
+  state(number, state) {
     const { answer, after, blocks } = this.turn(number);
     answer.dataset.state = state;
     answer.setAttribute("aria-busy", String(state === "streaming"));
-    after.replaceChildren(...this.aftermath(state, message, blocks));
+    after.replaceChildren(...this.aftermath(state, blocks));
     this.mark(state);
     this.keepUp();
   }
 
-  aftermath(state, message, blocks) {
+  aftermath(state, blocks) {
     if (state === "streaming") return [];
     if (state === "done") return blocks.textContent.trim() ? [copyButton("copy", () => blocks.innerText)] : [el("p", { class: "missing" }, say("side_empty"))];
-    const parts = [el("p", { class: "missing" }, message || say(`side_${state}_message`))];
+    const parts = [el("p", { class: "missing" }, say(`side_${state}_message`))];
     if (state === "failed") parts.push(el("button", { type: "button", class: "retry primary", onclick: () => this.retry(this.side) }, say("retry")));
     return parts;
   }

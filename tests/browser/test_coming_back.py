@@ -91,6 +91,52 @@ def test_second_tab_learns_that_the_first_has_voted(site, open_site):
     assert second.page.locator("#chat-a[data-chosen]").count() == 1
 
 
+def names(visit) -> list[str]:
+    visit.until("voted")
+    assert visit.page.locator("#reveal .thanks").is_visible()
+    return visit.page.locator("#reveal .names strong").all_inner_texts()
+
+
+def test_voted_battle_is_found_again_with_its_names_until_the_visitor_goes_on(site, open_site):
+    visit = open_site(site).ask().vote("b")
+    shown, answer = names(visit), visit.answer("a")
+    visit.page.reload()
+    assert (names(visit.drawn()), visit.answer("a")) == (shown, answer)
+    visit.page.click("#reveal a")
+    visit.page.wait_for_url("**/leaderboard")
+    visit.page.go_back()
+    assert names(visit.drawn()) == shown
+    assert visit.page.locator("#chat-b[data-chosen]").count() == 1
+    visit.page.click("#new-battle")
+    visit.page.reload()
+    assert visit.drawn().state == "idle"
+
+
+def test_tab_that_learns_of_the_vote_from_another_finds_the_names_again_too(site, open_site):
+    first, second = open_site(site).ask(), open_site(site)
+    first.vote("a")
+    second.page.click("#vote-b")
+    shown = names(second)
+    second.page.reload()
+    assert names(second.drawn()) == shown == names(first)
+
+
+def test_new_question_after_a_vote_is_what_a_reload_finds(site, open_site):
+    visit = open_site(site).ask().vote("a").ask("And why is grass green?")
+    visit.page.reload()
+    assert visit.drawn().until("votable").page.inner_text("#chat-a .question-text") == "And why is grass green?"
+
+
+def test_refusal_is_in_the_language_of_the_page(site, open_site):
+    first = open_site(site).ask()
+    second = open_site(site, "/?lang=zh")
+    first.vote("a")
+    second.page.click("#vote-b")
+    names(second)
+    assert second.page.inner_text("#banner") == "这场对战已经投过票了。"
+    second.go("/?lang=en")
+
+
 def test_fewer_than_two_ready_models_is_said_and_the_page_goes_on_when_there_are_two(engine, open_site, tmp_path):
     engine.loading.add("gamma")
     try:

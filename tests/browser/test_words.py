@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import SIDE_FAILED, ArenaError, ConfigError, PromptTooLong
 from app.views.admin import FIELDS
 from app.views.words import LANGUAGES, TABLE, accepted, choose_language, words_for
 
@@ -39,6 +40,23 @@ def test_scripts_and_templates_ask_for_sentences_that_there_are():
         asked |= {attribute or item for attribute, item in found}
     asked |= {f"{family}_{name}" for family, names in FAMILIES.items() for name in names}
     assert asked - set(TABLE) - {"format", "items"} == set()
+
+
+def refusals(kind: type[ArenaError] = ArenaError) -> set[type[ArenaError]]:
+    return {kind, *(each for child in kind.__subclasses__() for each in refusals(child))}
+
+
+def test_every_refusal_that_reaches_a_page_has_a_sentence():
+    assert {f"error_{refusal.code}" for refusal in refusals() - {ConfigError}} - set(TABLE) == set()
+
+
+def test_refusal_with_numbers_carries_what_its_sentence_leaves_blank():
+    for sentence in TABLE["error_prompt_too_long"]:
+        assert set(re.findall(r"{(\w+)}", sentence)) <= PromptTooLong(5_000, 4_000).as_dict()["error"].keys()
+
+
+def test_failed_answer_reads_as_the_server_says_it():
+    assert TABLE["side_failed_message"][0] == SIDE_FAILED
 
 
 def test_language_is_what_was_asked_then_remembered_then_preferred():
