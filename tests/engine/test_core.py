@@ -156,7 +156,7 @@ def test_five_hundred_aborts_at_random_times_leave_nothing_behind():
 def test_an_end_token_ends_the_answer_and_has_no_text():
     rig = rig_of()
     expected = rig.generate("a", words(20), max_tokens=20).token_ids
-    end = expected[5]
+    end = next(token for token in expected[3:] if TOKENIZER.decode([token]).strip().isalnum())  # it would have text
     rig.checkpoints["a"].eos_token_ids = frozenset({end})
     answer = rig.generate("a", words(20), max_tokens=20)
     count = expected.index(end) + 1
