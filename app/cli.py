@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -15,14 +14,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from app import leaderboard_cli
 from app.config import AppConfig, engine_environment
+from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
 from app.model_rules import SAMPLING, SOURCES, check_path
-from app.registry import ModelView, Registry, insert_model, retire_model, seed_default_models, update_model
-from app.service_file import engine_of_running_arena
+from app.registry import (
+    ModelView,
+    insert_model,
+    resting_status,
+    retire_model,
+    seed_default_models,
+    update_model,
+    view_of,
+)
+from app.service_file import running_arena
+from db import queries
 from db.connect import Database
 from db.errors import DatabaseError
+
+FOLLOWED_SECONDS = 3.0  # for which a change is watched in the running arena
+NOT_RUNNING = "no arena runs on this data folder"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,8 +121,10 @@ def add_models(commands) -> None:
 
 
 @contextlib.contextmanager
-def open_database(config: AppConfig):
+def open_database(args: argparse.Namespace, config: AppConfig):
     """The arena's database, made if there is none. A running arena follows what is changed in it."""
+    if args.data_folder and not config.data_folder.is_dir():
+        raise BadInput(f"there is no folder {config.data_folder}")
     config.data_folder.mkdir(parents=True, exist_ok=True)
     database = Database(config.database)
     try:
@@ -121,25 +137,26 @@ def open_database(config: AppConfig):
 
 def change_and_show(args: argparse.Namespace, function: Callable[..., Any], *positional: Any, **named: Any) -> int:
     config = load_config(args, "database_url", "data_folder")
-    with open_database(config) as database:
+    with open_database(args, config) as database:
         with database.session() as session:
             name = function(session, *positional, **named).name
-        return show(args, next(view for view in observed(config, database) if view.name == name))
+        ends = time.monotonic() + FOLLOWED_SECONDS
+        while True:
+            view = next(view for view in observed(config, database) if view.name == name)
+            if view.status != "waiting" or view.reason == NOT_RUNNING or time.monotonic() > ends:
+                return show(args, view)
+            time.sleep(0.1)
 
 
 def observed(config: AppConfig, database: Database) -> list[ModelView]:
-    """The models, as the engine of a running arena tells of them."""
-
-    async def look() -> list[ModelView]:
-        engine = engine_of_running_arena(config)
-        registry = Registry(config, database, engine, clock=time.monotonic)
-        try:
-            await registry.observe()
-            return await registry.models()
-        finally:
-            await engine.close()
-
-    return asyncio.run(look())
+    """The models, as a running arena tells of them; as the table has them where none runs."""
+    if arena := running_arena(config):
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"{arena.url}/api/admin/models", headers={"Authorization": f"Bearer {arena.key}"})
+            return [ModelView(**each) for each in answer.raise_for_status().json()["models"]]
+    with database.session(read_only=True) as session:
+        rows = queries.models(session, retired=True)
+    return [view_of(row, resting_status(row) or EngineModel(row.name, "waiting", NOT_RUNNING)) for row in rows]
 
 
 def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
@@ -165,7 +182,7 @@ def state_words(model: ModelView) -> str:
 
 def list_models(args: argparse.Namespace) -> int:
     config = load_config(args, "database_url", "data_folder")
-    with open_database(config) as database:
+    with open_database(args, config) as database:
         return show(args, [view for view in observed(config, database) if args.retired or not view.retired])
 
 

@@ -132,7 +132,7 @@ class Registry:
                 source=row.source,
                 system_prompt=row.system_prompt,
                 sampling=row.sampling,
-                context_length=row.context_length or status.context_length,
+                context_length=status.context_length or row.context_length,
                 system_prompt_tokens=status.system_prompt_tokens,
                 endpoint_key_env=row.endpoint_key_env,
             )
@@ -150,26 +150,14 @@ class Registry:
         return [self._view(row) for row in self._rows if row.enabled and self._status(row).status == "loading"]
 
     def _view(self, row: Model) -> ModelView:
-        status = self._status(row)
-        return ModelView(
-            **{name: getattr(row, name) for name in ("name", "enabled", *FIELDS)},
-            retired=row.retired_at is not None,
-            **{
-                name: getattr(status, name)
-                for name in (
-                    "status", "reason", "done", "total", "unit", "architecture", "chat_format", "system_prompt_tokens"
-                )
-            },
-        )  # fmt: skip
+        return view_of(row, self._status(row))
 
     def _status(self, row: Model) -> EngineModel:
-        if row.retired_at is not None:
-            return EngineModel(row.name, "retired")
-        if not row.enabled:
-            return EngineModel(row.name, "disabled")
+        if resting := resting_status(row):
+            return resting
         if is_remote(row.source):
             remote = self._remotes.get((row.source, row.endpoint_key_env))
-            return remote.status if remote else EngineModel(row.name, "waiting")
+            return remote.status if remote else EngineModel(row.name, "waiting", NOT_ASKED_YET)
         if row.name in self._refused:
             return EngineModel(row.name, "failed", self._refused[row.name])
         if self._asked.get(row.name, spec_of(row)) != spec_of(row):
@@ -200,6 +188,7 @@ class Registry:
         }
         self._check_path(source)
         name = (await self._database.run(insert_model, name, **values)).name
+        self._asked.pop(name, None)
         await self._settle(name)
         return await self.model(name)
 
@@ -247,14 +236,6 @@ class Registry:
             row = next(row for row in self._rows if row.name == name)
 
     # Comparing
-
-    async def observe(self) -> None:
-        """Takes note of how the models stand without changing anything: for the command line."""
-        self._rows = await self._database.run(queries.models, retired=True, read_only=True)
-        try:
-            self._local = await self._engine.models()
-        except EngineError:
-            self.engine_trouble = "no running arena was found"
 
     async def keep_in_sync(self) -> None:
         """For ever; an engine or a database that is away now is asked again later."""
@@ -368,6 +349,22 @@ class Registry:
             await close_remote(remote)
 
 
+def view_of(row: Model, status: EngineModel) -> ModelView:
+    told = ("status", "reason", "done", "total", "unit", "architecture", "chat_format", "system_prompt_tokens")
+    return ModelView(
+        **{name: getattr(row, name) for name in ("name", "enabled", *FIELDS)},
+        retired=row.retired_at is not None,
+        **{name: getattr(status, name) for name in told},
+    )
+
+
+def resting_status(row: Model) -> EngineModel | None:
+    """Of a model that no engine is asked for; None of one that is wanted."""
+    if row.retired_at is not None:
+        return EngineModel(row.name, "retired")
+    return None if row.enabled else EngineModel(row.name, "disabled")
+
+
 def new_remote(source: str, key_env: str | None) -> Remote:
     url, _, model = source.removeprefix(REMOTE + ":").partition("#")
     client = EngineClient(url, api_key=endpoint_key(key_env) if key_env else None, prefix="")
@@ -388,9 +385,16 @@ def spec_of(row: Model) -> ModelSpec:
 
 
 def insert_model(session: Session, name: str, **values: Any) -> Model:
-    """Raises BadInput or NameTaken, saying which and why."""
+    """Raises BadInput or NameTaken, saying which and why. The name of one that never was in a battle is free again."""
+    name, values = checked_name(name), checked(**values)
+    queries.forget_unused_model(session, name)
+    for other in queries.models(session, retired=True):
+        if other.name != name and other.name.casefold() == name.casefold():
+            raise NameTaken(
+                f"a model named {other.name!r} exists already; choose a name that differs by more than case"
+            )
     with _spoken():
-        return queries.add_model(session, name=checked_name(name), now=datetime.now(UTC), **checked(**values))
+        return queries.add_model(session, name=name, now=datetime.now(UTC), **values)
 
 
 def update_model(session: Session, name: str, **changes: Any) -> Model:

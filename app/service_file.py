@@ -1,22 +1,27 @@
-"""The note that a running arena leaves in its data folder, so that the command line finds its engine.
+"""The note that a running arena leaves in its data folder, by which the command line finds it.
 
-Only the folder's owner reads it: it holds the key with which that engine's models are listed.
+Only the folder's owner reads it: it holds a key of the running arena's admin API.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from app.config import AppConfig
-from app.engine_client import EngineClient
 from app.errors import ConfigError
 
 NAME = "service.json"
+
+
+@dataclass(frozen=True)
+class RunningArena:
+    url: str
+    key: str
 
 
 class ServiceFile:
@@ -26,15 +31,13 @@ class ServiceFile:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600)
         self._file: IO[str] = os.fdopen(descriptor, "r+", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(self._file):
             self._file.close()
             raise ConfigError(
                 f"an arena is running on the data folder {folder.absolute()} already; "
                 "end it, or give this one another with --data-folder",
                 key="data_folder",
-            ) from None
+            )
         self.write()
 
     def write(self, **note: str | int | None) -> None:
@@ -48,10 +51,21 @@ class ServiceFile:
         self._file.close()
 
 
-def engine_of_running_arena(config: AppConfig) -> EngineClient:
-    """A client of the engine of the arena that runs on this data folder; of none where none does."""
-    note = {"engine_url": config.engine_url or None, "engine_key": config.engine_admin_key or config.engine_api_key}
-    if not config.engine_url:
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            note = json.loads((config.data_folder / NAME).read_text(encoding="utf-8"))
-    return EngineClient(lambda: note.get("engine_url"), api_key=note.get("engine_key"))
+def running_arena(config: AppConfig) -> RunningArena | None:
+    """The arena that runs on this data folder and serves by now; None where none does."""
+    try:
+        with (config.data_folder / NAME).open("r+", encoding="utf-8") as file:
+            if _lock(file):  # nobody holds it: what it says was left by one that was killed
+                return None
+            note = json.loads(file.read())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return RunningArena(note["url"], note["key"]) if "key" in note else None
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

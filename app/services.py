@@ -37,6 +37,7 @@ class Services:
     battles: Battles
     visitors: Visitors
     admin: Admin
+    local_key: str  # bearer key of /api/admin while this process lives, for the command line
     _sync: asyncio.Task | None = None
     _closing: asyncio.Task | None = None
 
@@ -95,6 +96,7 @@ def build_services(
         admin_key=config.engine_admin_key or None,
     )
     secret = Secret(config.data_folder)
+    local_key = secrets.token_urlsafe(24)
     registry = Registry(config, database, engine, clock=clock)
     room = PromptRoom(engine, config.answer_tokens)
     return Services(
@@ -106,5 +108,6 @@ def build_services(
         registry=registry,
         battles=Battles(config, database, registry, room, rng=rng or random.SystemRandom(), clock=clock),
         visitors=Visitors(database),
-        admin=Admin(config, secret, announce=announce_password),
+        admin=Admin(config, secret, local_key=local_key, announce=announce_password),
+        local_key=local_key,
     )

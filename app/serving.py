@@ -157,7 +157,7 @@ class Console:
         self._services = website.services
         self._file = service_file
         self._progress = Progress()
-        self._engine_url: str | None = None
+        self._engine_url: str | None = ""
         self._engine_ends = 0
         self._trouble: str | None = None
         self._ready = False
@@ -176,10 +176,10 @@ class Console:
         if process and process.ends > self._engine_ends:
             self._engine_ends = process.ends
             tell(f"The engine ended and is started again: {process.last_words}")
-        if process and process.url() != self._engine_url:
-            self._engine_url = process.url()
-            key = self._services.config.engine_admin_key
-            self._file.write(url=self._website.address, engine_url=self._engine_url, engine_key=key)
+        url = process.url() if process else self._services.config.engine_url
+        if self._website.serves and url != self._engine_url:
+            self._engine_url = url
+            self._file.write(url=self._website.address, key=self._services.local_key, engine_url=url)
 
     def _tell_trouble(self, waited_seconds: float) -> None:
         """Of somebody else's engine; ours says so itself when it ends."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -91,6 +91,13 @@ def change_model(session: Session, name: str, /, **changes: Any) -> Model:
 def retire_model(session: Session, name: str, now: datetime) -> Model:
     """Ends its part in battles; its votes and its rating stay. Raises NotFound, also where it is retired already."""
     return _change_model(session, name, {"enabled": False, "retired_at": now})
+
+
+def forget_unused_model(session: Session, name: str) -> bool:
+    """Deletes a retired model that never was in a battle, so that its name is free again; whether there was one."""
+    met = select(Battle.id).where((Battle.model_a_id == Model.id) | (Battle.model_b_id == Model.id))
+    statement = delete(Model).where(Model.name == name, Model.retired_at.is_not(None), ~met.exists())
+    return session.execute(statement).rowcount == 1
 
 
 def _change_model(session: Session, name: str, changes: dict[str, Any]) -> Model:

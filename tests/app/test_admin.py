@@ -101,6 +101,14 @@ def test_the_bearer_key_is_the_configured_one_or_the_password(tmp_path):
             keyed.require(request(authorization=header))
 
 
+def test_the_command_line_of_this_machine_has_a_key_of_its_own(tmp_path):
+    admin = Admin(AppConfig(data_folder=tmp_path, admin_key="a key for programs"), Secret(tmp_path), local_key="local")
+    admin.require(request(authorization="Bearer local"))
+    admin.require(request(authorization="Bearer a key for programs"))
+    with pytest.raises(NotSignedIn):
+        make(tmp_path).require(request(authorization="Bearer "))
+
+
 def test_over_http_the_session_is_a_strict_cookie(site):
     with httpx.Client(base_url=site.url) as browser:
         assert browser.get("/api/admin/models").status_code == 401

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from app.cli import main
+from app.service_file import ServiceFile
 from tests.app.fake_engine import FakeEngine
 from tests.app.running import Website, fill, free_port, until
 
@@ -167,9 +168,19 @@ def test_what_models_refuses_is_said_in_one_line(arena, arguments, why):
 def test_a_running_arena_follows_the_command_line(arena, tmp_path):
     with FakeEngine() as engine, Website(tmp_path, engine_url=engine.url) as site:
         site.ready()
+        note = ServiceFile(tmp_path)  # as `arena serve` leaves it
+        note.write(url=site.url, key=site.services.local_key)
         (tmp_path / "weights").mkdir()
-        arena("models", "add", "mine", f"path:{tmp_path / 'weights'}")
-        until(lambda: "mine" in engine.models, seconds=5)
-        site.ready(3)
-        arena("models", "disable", "mine")
+        added = arena("models", "add", "mine", f"path:{tmp_path / 'weights'}", "--json")[1]
+        assert json.loads(added)["status"] == "ready" and "mine" in engine.models
+        assert json.loads(arena("models", "disable", "mine", "--json")[1])["status"] == "disabled"
         until(lambda: "mine" not in engine.models, seconds=5)
+        engine.failures["path:/alpha"] = "it rusted"
+        until(lambda: "alpha" in arena("models", "list")[1] and "it rusted" in arena("models", "list")[1])
+        note.close()
+        assert "no arena runs" in arena("models", "list")[1]
+
+
+def test_a_data_folder_that_is_not_there_is_not_made_by_a_listing(arena, tmp_path):
+    status, _, err = arena("models", "list", folder=tmp_path / "typo")
+    assert status == 1 and "there is no folder" in err and not (tmp_path / "typo").exists()

@@ -141,7 +141,10 @@ def test_without_an_engine_the_models_wait(tmp_path):
 # What is refused
 
 
-def test_a_name_is_used_once_for_all_time(registry):
+def test_a_name_is_used_once_for_all_time(site, registry):
+    site.visitor().battle()
+    with pytest.raises(NameTaken, match="more than case"):
+        registry.add(name="Alpha", source="path:/other")
     with pytest.raises(NameTaken, match="'alpha' exists already"):
         registry.add(name="alpha", source="path:/other")
     registry.retire("alpha")
@@ -151,6 +154,13 @@ def test_a_name_is_used_once_for_all_time(registry):
         registry.change("alpha", enabled=True)
     with pytest.raises(NotFound, match="'nobody'"):
         registry.retire("nobody")
+
+
+def test_the_name_of_a_model_that_never_met_another_is_free_again(engine, registry):
+    engine.failures["path:/typo"] = "there is nothing there"
+    assert registry.add(name="gamma", source="path:/typo").status == "failed"
+    registry.retire("gamma")
+    assert registry.add(name="gamma", source="path:/gamma").status == "ready"
 
 
 @pytest.mark.parametrize("name", ["", " ", "-x", "a/b", "a\nb", "<b>", "x" * 65, "é"])
@@ -306,7 +316,7 @@ def test_the_admin_api_adds_changes_and_retires(site):
         assert admin.delete("/api/admin/models/gamma").json()["status"] == "retired"
         names = {model["name"] for model in admin.get("/api/admin/models").json()["models"]}
         assert names == {"alpha", "beta", "gamma"}
-        again = admin.post("/api/admin/models", json={"name": "gamma", "source": "path:/gamma"})
+        again = admin.post("/api/admin/models", json={"name": "alpha", "source": "path:/gamma"})
         assert (again.status_code, again.json()["error"]["code"]) == (409, "name_taken")
         bad = admin.post("/api/admin/models", json={"name": "x", "source": "nothing"})
         assert bad.status_code == 400 and "a source is one of" in bad.json()["error"]["message"]

@@ -230,6 +230,16 @@ def test_visitor_finds_the_latest_battle_that_is_not_over(database, visitor_id, 
         assert first != second
 
 
+def test_a_retired_model_is_forgotten_only_if_it_never_was_in_a_battle(database, visitor_id, model_ids):
+    with database.session() as session:
+        add_battle(session, visitor_id, model_ids[:2])
+        names = [model.name for model in queries.models(session)]
+        assert not queries.forget_unused_model(session, names[2]), "it is not retired"
+        for name in names:
+            queries.retire_model(session, name, NOW)
+        assert [queries.forget_unused_model(session, name) for name in names] == [False, False, True]
+
+
 def test_battles_are_counted_by_visitor_address_and_time(database, visitor_id, model_ids):
     with database.session() as session:
         for seconds, address in ((0, "x"), (10, "x"), (20, "y")):
