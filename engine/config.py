@@ -40,7 +40,12 @@ class EngineConfig:
         None, "Bearer key for adding and removing models; the api_key where it is not set.", secret=True
     )
     kv_memory_bytes: int = setting(512 * SIZES["MiB"], "Size of the pool of KV pages.", unit="bytes", least=1024**2)
-    page_bytes: int = setting(0, "Size of one page; 0 chooses the one with the least padding.", unit="bytes", least=0)
+    page_bytes: int = setting(
+        0,
+        "Size of one page; 0 is 8,192 for bfloat16 and 16,384 for float32, which leave no padding with common shapes.",
+        unit="bytes",
+        least=0,
+    )
     dtype: str = setting(
         "auto",
         "Type of weights and KV; auto is bfloat16 where the processor has it, else float32.",
