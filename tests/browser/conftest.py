@@ -20,7 +20,8 @@ PHONE = {"width": 375, "height": 720}
 MANY = 100_000
 
 
-@pytest.fixture(scope="session")
+# Of the package, not the session: Playwright keeps an event loop running in this thread until it is closed.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     found = chromium.find()
     if found is None:
@@ -31,14 +32,14 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine() -> Iterator[FakeEngine]:
     """Of all tests that script its words; each test begins with short answers for both models."""
     with FakeEngine() as engine:
         yield engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_site(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Website]:
     folder = tmp_path_factory.mktemp("site")
     limits = {"battles_per_visitor": MANY, "battles_per_address": MANY}
@@ -54,9 +55,9 @@ def site(shared_site: Website, engine: FakeEngine) -> Website:
     return shared_site
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def warm_contexts(browser: Browser) -> dict[bool, BrowserContext]:
-    """Desktop and phone, whose caches live for the whole run: a page then opens in a third of the time."""
+    """Desktop and phone, whose caches live for all of these tests: a page then opens in a third of the time."""
     return {phone: browser.new_context(viewport=PHONE if phone else DESKTOP) for phone in (False, True)}
 
 
