@@ -144,11 +144,12 @@ def best_tokens(runner: Runner, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_converted_checkpoint_knows_the_capital_of_france(name):
     """The reference shares our conversion; that it makes sense shows in what it says."""
-    runner = runner_of(name)
-    bench = Bench(runner, tokens=1000)
-    answer = bench.ask(runner.chat.encode([{"role": "user", "content": "What is the capital of France?"}]))
+    tokenizer = runner_of(name).tokenizer
+    bench = Bench(runner_of(name), tokens=1000)
+    asked = "The capital of Italy is Rome. The capital of Spain is Madrid. The capital of France is"
+    answer = bench.ask(tokenizer.encode(asked).ids)
     bench.run()
-    assert "Paris" in runner.tokenizer.decode(answer)
+    assert tokenizer.decode(answer).startswith(" Paris. The capital of Germany is Berlin")
 
 
 TRANSFORMERS_TOKENS = {  # of its own conversion of the same files (5.24)
