@@ -52,6 +52,21 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
+    def fork(self, sequence: Sequence, child: Sequence) -> None:
+        """Lets `child` go on from where `sequence` is, next after it. Where there is no room, newer ones are preempted
+        first; where that is not enough, it waits in front and will compute everything itself."""
+        while sequence.state is State.RUNNING:
+            if self.kv.fork(sequence, child):
+                self.running.insert(self.running.index(sequence) + 1, child)
+                child.state = State.RUNNING
+                if len(self.running) > self._max_sequences:
+                    self._preempt(self.running[-1])
+                return
+            if self.running[-1] is sequence:
+                break
+            self._preempt(self.running[-1])
+        self.waiting.appendleft(child)
+
     def remove(self, sequence: Sequence, *, in_doubt: bool = False) -> None:
         """Ends a sequence in whatever state it is, and frees what it holds."""
         if sequence.state is State.RUNNING:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.spec import BLOCK_TOKENS
+
 if TYPE_CHECKING:
     from engine.kv.manager import BlockTable, CheckpointKV
 
@@ -91,6 +93,13 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return self.length - self.computed
+
+    def fork(self, owner: object) -> Sequence:
+        """Another that begins with the same tokens, and holds nothing yet."""
+        child = Sequence(self.space, self.tokens[: self.length], self.limit - self.length, owner)
+        child.prompt_length, child.cached_tokens = self.prompt_length, self.cached_tokens
+        child.block_hashes = self.block_hashes[: self.length // BLOCK_TOKENS]
+        return child
 
     def append(self, token: int) -> None:
         if self.length == len(self.tokens):

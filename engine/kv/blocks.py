@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 
 
@@ -38,13 +39,18 @@ class Block:
     pages: np.ndarray  # int32 [page_in_block]
     references: int = 1
     hash: bytes | None = None  # set once published
+    pins: int = 0  # references among these that keep a system prompt
 
 
 class Blocks:
-    """Hands out blocks, counts their references, keeps the released ones until their pages are needed. All O(1)."""
+    """Hands out blocks, counts their references, keeps the released ones until their pages are needed. All O(1).
 
-    def __init__(self, pool: PagePool) -> None:
+    `page_map`: where each change is drawn, for those who watch the pool; None: nowhere.
+    """
+
+    def __init__(self, pool: PagePool, page_map: PageMap | None = None) -> None:
         self.pool = pool
+        self._draw = page_map.draw if page_map else undrawn
         self.cached: OrderedDict[Block, None] = OrderedDict()  # released but published, oldest first
         self.cached_pages = 0
         self.shared = 0  # blocks with more than one reference
@@ -61,7 +67,9 @@ class Blocks:
             self.evict(next(iter(self.cached)))
             self.evictions += 1
         group.live_blocks += 1
-        return Block(group, self.pool.take(group.pages_per_block))
+        block = Block(group, self.pool.take(group.pages_per_block))
+        self._draw(block)
+        return block
 
     def retain(self, block: Block) -> None:
         if block.references == 0:
@@ -70,6 +78,7 @@ class Blocks:
         elif block.references == 1:
             self.shared += 1
         block.references += 1
+        self._draw(block)
 
     def release(self, block: Block) -> None:
         """Drops one reference; the last one caches the block or frees its pages."""
@@ -86,6 +95,12 @@ class Blocks:
                 self.cached[block] = None
                 self.cached_pages += block.group.pages_per_block
                 block.group.cached_blocks += 1
+        self._draw(block)
+
+    def pin(self, block: Block, by: int = 1) -> None:
+        """Says that one of the references of this block keeps a system prompt; `by` -1: no longer."""
+        block.pins += by
+        self._draw(block)
 
     def publish(self, block: Block, block_hash: bytes) -> Block:
         """Lets others find a live, full block by the hash of its content. Returns the block that is found: this one, or
@@ -105,9 +120,15 @@ class Blocks:
         """Forgets a cached block and frees its pages."""
         self._uncache(block)
         del block.group.published[block.hash]
+        block.hash = None
+        self._draw(block)
         self.pool.give(block.pages)
 
     def _uncache(self, block: Block) -> None:
         del self.cached[block]
         self.cached_pages -= block.group.pages_per_block
         block.group.cached_blocks -= 1
+
+
+def undrawn(block: Block) -> None:
+    """Nobody watches."""

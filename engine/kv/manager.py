@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.kv.blocks import Block, BlockGroup, Blocks, IntegrityError
 from engine.kv.geometry import KVGeometry, blocks_of, first_seen_block
+from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 from engine.kv.prefix_cache import NothingShared, PrefixCache, root_hash
 from engine.sequence import Sequence
@@ -82,9 +83,11 @@ class BlockTable:
 
 
 class KVManager:
-    def __init__(self, pool: PagePool, *, chunk_tokens: int, share_prefixes: bool = True) -> None:
+    def __init__(
+        self, pool: PagePool, *, chunk_tokens: int, share_prefixes: bool = True, page_map: PageMap | None = None
+    ) -> None:
         self.pool = pool
-        self.blocks = Blocks(pool)
+        self.blocks = Blocks(pool, page_map)
         self.tables: dict[Sequence, BlockTable] = {}  # of the sequences that run
         self.pins: set[BlockTable] = set()
         self.spaces: set[CheckpointKV] = set()
@@ -189,6 +192,22 @@ class KVManager:
                         table.put(group, index, found)
         table.published = full
 
+    def fork(self, sequence: Sequence, child: Sequence) -> bool:
+        """Gives `child` all that `sequence` has computed: the full blocks by reference, for nobody writes to them any
+        more, the begun one as a copy of its own. False, and nothing taken, where there are no pages for the copy."""
+        table, full = sequence.table, sequence.computed // BLOCK_TOKENS
+        begun = sequence.computed > full * BLOCK_TOKENS
+        if begun and table.space.pages_per_bundle > self.blocks.available_pages:
+            return False
+        self._take(child, [column[:full] for column in table.blocks], promised=0)
+        if begun:
+            copies = [self.blocks.allocate(group) for group in table.space.groups]
+            for column, copy in zip(table.blocks, copies, strict=True):
+                self.pool.copy(column[full].pages, copy.pages)
+            child.table.append(copies)
+        child.computed = sequence.computed
+        return True
+
     def release(self, sequence: Sequence, *, in_doubt: bool = False) -> None:
         """Drops all the sequence holds, the tail first so that it is evicted first. `in_doubt`: nobody shall find the
         content that it alone holds."""
@@ -214,6 +233,8 @@ class KVManager:
             return None
         self._keep_promise(table, table.promised)
         self.pins.add(table)
+        for block in table.held():
+            self.blocks.pin(block)
         self.pinned_pages = pages
         del self.tables[sequence]
         sequence.table = None
@@ -221,6 +242,8 @@ class KVManager:
 
     def unpin(self, table: BlockTable) -> None:
         self.pins.remove(table)
+        for block in table.held():
+            self.blocks.pin(block, -1)
         self._release_table(table)
         self.pinned_pages = pages_of(self.pins)
 

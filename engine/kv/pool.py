@@ -34,6 +34,11 @@ class PagePool:
         self.free -= count
         return self._stack[self.free : self.free + count].copy()
 
+    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Writes the content of the pages `source` into the pages `target`, one for one."""
+        memory = self.memory
+        memory[torch.from_numpy(target).long()] = memory[torch.from_numpy(source).long()]
+
     def give(self, pages: np.ndarray) -> None:
         """The opposite of `take`; the content stays until the page is taken again."""
         self._stack[self.free : self.free + len(pages)] = pages
