@@ -16,7 +16,8 @@ def wants_token(sequence: Sequence, count: int) -> bool:
 
 
 def build_batch(step: Step) -> StepBatch:
-    """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token."""
+    """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token, and one for
+    each token of those that are scored."""
     sequences = step.sequences
     counts = np.array(step.counts, np.int32)
     starts = np.zeros(len(counts) + 1, np.int32)
@@ -31,8 +32,17 @@ def build_batch(step: Step) -> StepBatch:
         query_starts=torch.from_numpy(starts),
         context_lens=torch.from_numpy(context_lens),
         page_tables=tuple(page_table(sequences, group) for group in range(len(step.space.groups))),
-        logit_rows=torch.from_numpy(starts[1:][wanted] - 1),
+        logit_rows=torch.from_numpy(logit_rows(step, starts, wanted)),
     )
+
+
+def logit_rows(step: Step, starts: np.ndarray, wanted: list[bool]) -> np.ndarray:
+    """int32 [wanted]. starts: the first row of each sequence, and the end."""
+    if not any(sequence.scored for sequence in step.sequences):
+        return starts[1:][wanted] - 1
+    spans = zip(step.sequences, starts[:-1], starts[1:], wanted, strict=True)
+    rows = [range(first if each.scored else last - wants, last) for each, first, last, wants in spans]
+    return np.concatenate(rows).astype(np.int32)
 
 
 def next_tokens(step: Step) -> np.ndarray:

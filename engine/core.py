@@ -28,9 +28,11 @@ import torch
 
 from engine import figures
 from engine.architectures import Runner, load_checkpoint
-from engine.batch import build_batch, wants_token
+from engine.batch import build_batch
 from engine.checkpoints import fetch
+from engine.choice import Choice
 from engine.config import EngineConfig
+from engine.drawing import Draw, draw
 from engine.errors import (
     BadRequest,
     CheckpointError,
@@ -47,7 +49,6 @@ from engine.kv.manager import CheckpointKV, KVManager
 from engine.kv.pool import PagePool
 from engine.models import Checkpoint, Model, ModelSpec, ModelStatus
 from engine.request import Deliver, Request
-from engine.sampling import sample
 from engine.scheduler import Scheduler, Step
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
 from kernels.spec import BLOCK_TOKENS, Backend
@@ -113,7 +114,10 @@ class Engine:
         why = "the engine is stopping"
         try:
             while not self._closing:
-                if not self.step():
+                self._step_began = time.monotonic()
+                busy = self.step()
+                self._step_began = None
+                if not busy:
                     self._sleep()
         except BaseException as error:
             self.failure = why = f"the engine thread ended: {type(error).__name__}: {error}"
@@ -142,7 +146,7 @@ class Engine:
         self._requests.clear()
 
     def _stopped(self, request: Request, why: str) -> None:
-        self._deliver(request, request.end("error" if self.failure else "abort", why))
+        self._turn_away(request, "error" if self.failure else "abort", why)
 
     # The step
 
@@ -164,64 +168,93 @@ class Engine:
         return True
 
     def _compute(self, step: Step) -> None:
-        wanting = [s for s, count in zip(step.sequences, step.counts, strict=True) if wants_token(s, count)]
         checkpoint = self._loaded[step.space]
         try:
             logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
-            drawn = sample(logits, [sequence.owner.row for sequence in wanting]) if wanting else []
+            draws = draw(step, logits)
         except Exception as error:
             log.exception("a forward of %s failed", checkpoint.source)
             for sequence in step.sequences:
                 self._fail(sequence, f"the forward failed: {type(error).__name__}: {error}")
             return
-        for sequence, token in zip(wanting, drawn, strict=True):
-            if token is None:
-                self._fail(sequence, "the checkpoint gave logits that are not numbers")
+        for each in draws:
+            if each.token is None and not each.choice.finished:
+                self._fail(each.choice.request.sequence, "the checkpoint gave logits that are not numbers")
         for sequence, count in zip(step.sequences, step.counts, strict=True):
             if sequence.table is not None:
                 self.memory.commit(sequence, count)
                 self.counts.computed_tokens += count
                 if sequence.uncomputed == 0 and sequence.length == sequence.limit:
-                    self._prefix_computed(sequence)
-        for sequence, token in zip(wanting, drawn, strict=True):
-            if token is not None:
-                self._accept(sequence, token)
+                    self._prompt_computed(sequence)
+        for each in draws:
+            if each.choice.forks:
+                self._fork(each.choice)
+        for each in draws:
+            if not each.choice.finished:
+                self._accept(each)
 
-    def _accept(self, sequence: Sequence, token: int) -> None:
-        request = sequence.owner
+    def _fork(self, first: Choice) -> None:
+        """Lets the other choices of a request begin where the first has computed the prompt."""
+        forks, first.forks = first.forks, ()
+        for choice in reversed(forks):
+            if not choice.finished:
+                choice.sequence = first.sequence.fork(owner=choice)
+                self.scheduler.fork(first.sequence, choice.sequence)
+
+    def _accept(self, drawn: Draw) -> None:
+        choice = drawn.choice
         try:
-            event = request.accept(token)
+            event = choice.accept(drawn.token, drawn.score)
         except Exception as error:
-            log.exception("request %s: token %d has no text", request.id, token)
-            return self._fail(sequence, f"the tokenizer failed: {error}")
+            log.exception("request %s: token %d has no text", choice.request.id, drawn.token)
+            return self._fail(choice.sequence, f"the tokenizer failed: {error}")
         self.counts.generated_tokens += 1
         if event.finish_reason:
             self._forget(request)
         self._deliver(request, event)
 
     def _fail(self, sequence: Sequence, why: str) -> None:
-        """Ends one sequence and tells its owner; what it alone wrote is not found again."""
+        """Ends what a sequence is part of and tells its owner; what it alone wrote is not found again."""
+        owner = sequence.owner
         self.scheduler.remove(sequence, in_doubt=True)
-        if isinstance(sequence.owner, Model):
-            self._model_failed(sequence.owner, f"its system prompt could not be computed: {why}")
-        else:
-            self._end(sequence.owner, "error", why)
+        if isinstance(owner, Model):
+            self._model_failed(owner, f"its system prompt could not be computed: {why}")
+        elif owner is not None:
+            self._end(owner.request, "error", why)
 
     def _end(self, request: Request, reason: str, error: str | None = None) -> None:
-        self._forget(request)
-        self._deliver(request, request.end(reason, error))
+        """Ends all choices of a request that have not ended, in whatever state they are."""
+        choices = list(request.choices)
+        events = [choice.end(reason, error) for choice in choices]
+        for choice in choices:
+            self._forget(choice)
+        for event in events:
+            self._deliver(request, event)
 
-    def _forget(self, request: Request) -> None:
-        self.scheduler.remove(request.sequence)
-        self._requests.pop(request.id, None)
-        request.sequence.owner = None  # or request and checkpoint would live on in a circle
+    def _turn_away(self, request: Request, reason: str, error: str | None = None) -> None:
+        """Ends a request that was never scheduled."""
+        choices, request.choices = request.choices, []
+        for choice in choices:
+            self._deliver(request, choice.end(reason, error))
+
+    def _forget(self, choice: Choice) -> None:
+        choice.finished = True
+        request = choice.request
+        if choice.sequence:
+            self.scheduler.remove(choice.sequence)
+            choice.sequence.owner = None
+        if choice in request.choices:
+            request.choices.remove(choice)  # or request and checkpoint would live on in a circle
+        if not request.choices:
+            self._requests.pop(request.id, None)
 
     def _deliver(self, request: Request, event: GenerationEvent) -> None:
         try:
             request.deliver(event)
         except Exception:
             log.exception("request %s: whoever waits for it cannot be told", request.id)
-            self._forget(request)
+            for choice in list(request.choices):
+                self._forget(choice)
 
     # Commands
 
@@ -295,9 +328,9 @@ class Engine:
     def _add(self, request: Request) -> None:
         model = request.model
         if self._models.get(model.spec.name) is not model:
-            return self._deliver(request, request.end("error", f"the model {model.spec.name} was removed"))
-        if request.row.params.max_tokens == 0:
-            return self._deliver(request, request.end("length"))
+            return self._turn_away(request, "error", f"the model {model.spec.name} was removed")
+        if request.params.max_tokens == 0 and not request.params.prompt_logprobs:
+            return self._turn_away(request, "length")
         self._requests[request.id] = request
         self.scheduler.add(request.sequence)
 
@@ -310,7 +343,7 @@ class Engine:
     def put_model(self, spec: ModelSpec) -> ModelStatus:
         """Registers a model and has its checkpoint loaded. The same spec again changes nothing (a failed one is tried
         again); another one under the same name replaces it, and its requests go on where the checkpoint stays. Raises
-        EngineDead."""
+        EngineDead, and CheckpointError for what is known at once not to work."""
         with self._lock:
             self._require_alive()
             old = self._models.get(spec.name)
@@ -434,9 +467,10 @@ class Engine:
                 f"system prompt is {len(model.prefix_ids):,} tokens; {spec.name} allows {model.context_length:,}"
             )
         whole_blocks = len(model.prefix_ids) // BLOCK_TOKENS * BLOCK_TOKENS
-        return model.prefix_ids[:whole_blocks] if self.config.enable_prefix_cache else []
+        return model.prefix_ids[:whole_blocks] if self.memory.share_prefixes else []
 
-    def _prefix_computed(self, sequence: Sequence) -> None:
+    def _prompt_computed(self, sequence: Sequence) -> None:
+        """Of one that wants nothing else: a system prompt, or a prompt to be scored."""
         model = sequence.owner
         if pin := self.memory.pin(sequence):
             model.pin, model.prefilling, model.status = pin, None, "ready"
@@ -460,6 +494,8 @@ class Engine:
             self.scheduler.remove(model.prefilling)
             model.prefilling = None
         if model.pin:
+        if not isinstance(model, Model):
+            return self._end(model.request, "length")
             self.memory.unpin(model.pin)
         with self._lock:
             model.checkpoint.users.remove(model)

@@ -53,7 +53,7 @@ def kv(
 
 
 def model_kv(model: Model, requests: Iterable[Request]) -> dict[str, Any]:
-    own = [request.sequence for request in requests if request.model is model]
+    own = [sequence for request in requests if request.model is model for sequence in request.sequences]
     running = [sequence for sequence in own if sequence.state is State.RUNNING]
     return {
         "status": model.status,

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from engine.kv.manager import CheckpointKV, KVManager
 from engine.sequence import Sequence, State
 
+SCORED_COST = 8  # of the budget, for a prompt token whose logits are wanted: a row as long as the vocabulary each
 
 @dataclass
 class Step:
@@ -118,13 +119,14 @@ class Scheduler:
             if sequence.state is not State.RUNNING:
                 break  # preempted by an older one just now, and so were all after it
             prefills = sequence.uncomputed > 1
-            if prefills and budget:
+            if prefills and budget and not sequence.scored:
                 self.kv.rematch(sequence)
-            count = min(sequence.uncomputed, budget) if prefills else 1
+            cost = SCORED_COST if prefills and sequence.scored else 1
+            count = min(sequence.uncomputed, -(-budget // cost)) if prefills else 1
             if count == 0 or not self._make_room(sequence, count):
                 continue
             if prefills:
-                budget -= count
+                budget = max(0, budget - cost * count)
             sequences.append(sequence)
             counts.append(count)
         return sequences, counts

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels.spec import BLOCK_TOKENS
-
 if TYPE_CHECKING:
     from engine.kv.manager import BlockTable, CheckpointKV
+    from engine.logprobs import PlacedScore, Score
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How to draw the next token and when to end; checked by `schema`, honoured whole by `sampling` and `core`."""
 
-    max_tokens: int
+    max_tokens: int  # of one answer; 0 computes the prompt alone
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1  # 0 and -1: off
@@ -39,11 +38,15 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1  # answers to the same prompt
+    logprobs: int | None = None  # how many of the likeliest tokens to name beside each; None: no log-probabilities
+    prompt_logprobs: bool = False  # those of the prompt too; `logprobs` says how many
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
 
 
 @dataclass(frozen=True)
 class GenerationEvent:
-    """What one step added to a request. The last one of a request carries a `finish_reason`, and no other does."""
+    """What one step added to one choice of a request. The last one of a choice carries a `finish_reason`, no other."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -52,6 +55,9 @@ class GenerationEvent:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # of the prompt, served from blocks that were already there
+    index: int = 0  # of the choice
+    scores: tuple[PlacedScore, ...] = ()  # of the tokens whose text this is, where asked for
+    prompt_scores: tuple[Score | None, ...] | None = None  # with the first event, where asked for
 
 
 class State(enum.Enum):
@@ -71,6 +77,7 @@ class Sequence:
         "limit",
         "owner",
         "prompt_length",
+        "scored",
         "space",
         "state",
         "table",
@@ -87,6 +94,7 @@ class Sequence:
         self.state = State.WAITING
         self.computed = 0  # tokens whose KV is written
         self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
+        self.scored = False  # whether the logits of every token are wanted: then nothing is taken from the cache
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as anyone asked; outlives a preemption
         self.table: BlockTable | None = None
 
@@ -98,7 +106,7 @@ class Sequence:
         """Another that begins with the same tokens, and holds nothing yet."""
         child = Sequence(self.space, self.tokens[: self.length], self.limit - self.length, owner)
         child.prompt_length, child.cached_tokens = self.prompt_length, self.cached_tokens
-        child.block_hashes = self.block_hashes[: self.length // BLOCK_TOKENS]
+        child.block_hashes = list(self.block_hashes)
         return child
 
     def append(self, token: int) -> None:

@@ -22,6 +22,7 @@ class TextStream:
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0
     ) -> None:
         self.stopped: str | None = None
+        self.decoded = 0  # characters, what is held back among them
         self._tokenizer = tokenizer
         self._stop = tuple(text for text in stop if text)
         self._tokens_before_stop = min_tokens
@@ -40,6 +41,7 @@ class TextStream:
         text = self._decode(token_id)
         if text and self._in_prompts_character:  # which the answer may not have gone on with
             text, self._in_prompts_character = text.lstrip(REPLACEMENT), False
+        self.decoded += len(text)
         if self._tokens_before_stop > 0:
             self._tokens_before_stop -= 1
             return text
@@ -51,6 +53,7 @@ class TextStream:
             return ""
         tail = self._tokenizer.decode(self._undecoded, skip_special_tokens=True).rstrip(REPLACEMENT)
         self._undecoded = []
+        self.decoded += len(tail)
         text = self._release(tail)
         if self.stopped is None:
             text, self._held = text + self._held, ""

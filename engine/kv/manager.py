@@ -99,6 +99,7 @@ class KVManager:
         self._watermark_pages = int(WATERMARK * pool.total)
         self._cache_type = PrefixCache if share_prefixes else NothingShared
 
+        self.share_prefixes = share_prefixes
     # Checkpoints
 
     def add_checkpoint(self, digest: str, geometry: KVGeometry) -> CheckpointKV:
@@ -139,7 +140,7 @@ class KVManager:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were
         promised and a watermark. `alone`: nobody runs, so nobody needs to be left anything."""
         cache = sequence.space.cache
-        blocks = cache.held(sequence, cache.match(sequence))
+        blocks = cache.held(sequence, 0 if sequence.scored else cache.match(sequence))
         missing = self._pages_to_finish(sequence, blocks)
         revived = sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
         spare = 0 if alone else self.promised_pages + self._watermark_pages

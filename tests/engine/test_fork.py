@@ -1,13 +1,15 @@
-"""Sequences that go on from one prompt: full blocks shared, the begun one copied, each preempted and ended on its own."""
+"""Sequences that go on from one prompt: full blocks shared, the begun one copied, each ended on its own."""
 
 import numpy as np
 import pytest
+import torch
 
 from engine.kv.manager import KVManager
 from engine.kv.pool import PagePool
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, State
-from tests.engine.fake_runner import FULL, HYBRID, PAGE_BYTES, SLIDING, TWO_WINDOWS
+from tests.engine.fake_runner import FULL, HYBRID, PAGE_BYTES, SLIDING, TWO_WINDOWS, FakeRunner
+from tests.engine.rig import Rig
 from tests.engine.test_kv import LONG, compute
 
 every_geometry = pytest.mark.parametrize("geometry", [FULL, HYBRID, SLIDING, TWO_WINDOWS])
@@ -32,7 +34,7 @@ def test_full_blocks_are_shared_and_the_begun_one_is_copied(geometry, sharing, l
     space = kv.add_checkpoint("a", geometry)
     parent = compute(kv, space, LONG[:length], max_tokens=9)
     used = kv.used_pages()
-    kv.pool.memory[:] = np.random.default_rng(0).integers(0, 256, size=1)[0]
+    kv.pool.memory.copy_(torch.randint(0, 256, kv.pool.memory.shape, generator=torch.Generator().manual_seed(0)))
     child = forked(kv, parent)
     assert kv.used_pages() - used == (space.pages_per_bundle if length % 16 else 0)
     assert (child.computed, child.length, child.limit) == (parent.computed, parent.length, parent.limit)
@@ -121,3 +123,82 @@ def test_a_fork_without_room_waits_in_front_and_never_harms_its_parent():
     line.fork(parent, child)
     assert line.running == [parent]
     assert list(line.waiting) == [child, later]
+
+
+# Requests for several answers
+
+
+def rig(geometry=HYBRID, **options) -> Rig:
+    rig = Rig({"a": FakeRunner(geometry, "a")}, **options)
+    rig.put("a")
+    return rig
+
+
+def answers(rig: Rig, prompt: list[int], n: int, **params) -> list[list[int]]:
+    """The tokens of each choice, in order; the last event of each came, and came once."""
+    asked = rig.ask("a", prompt, n=n, **params)
+    rig.drain()
+    assert sorted(event.index for event in asked.events if event.finish_reason) == list(range(n))
+    return [[t for event in asked.events if event.index == index for t in event.token_ids] for index in range(n)]
+
+
+@every_geometry
+@pytest.mark.parametrize("length", [1, 16, 17, 40])
+def test_each_of_several_answers_is_what_it_would_be_alone(geometry, length):
+    alone = [
+        rig(geometry).generate("a", LONG[:length], max_tokens=30, temperature=1.0, seed=7 + i).token_ids
+        for i in range(4)
+    ]
+    assert answers(rig(geometry), LONG[:length], 4, max_tokens=30, temperature=1.0, seed=7) == alone
+
+
+@pytest.mark.parametrize("options", [{"pages": 30}, {"pages": 60, "max_sequences": 2}, {"max_batch_tokens": 16}])
+@pytest.mark.parametrize("sharing", [True, False])
+def test_several_answers_survive_any_shortage(options, sharing):
+    plenty = answers(rig(pages=400), LONG[:40], 5, max_tokens=40, temperature=1.0, seed=3)
+    scarce = rig(enable_prefix_cache=sharing, **options)
+    neighbour = scarce.ask("a", LONG[50:90], 20)
+    assert answers(scarce, LONG[:40], 5, max_tokens=40, temperature=1.0, seed=3) == plenty
+    assert neighbour.token_ids == neighbour.expected()
+
+
+def test_the_prompt_is_computed_and_held_once_for_all_answers():
+    one = rig(FULL)
+    asked = one.ask("a", LONG[:80], 8, n=6, temperature=1.0)
+    one.until(lambda: len(asked.events) >= 6)
+    assert one.engine.load()["computed_tokens"] == 80
+    one.engine.step()
+    assert one.memory.used_pages() == 2 * (5 + 6)  # five blocks of all, one block of each
+    one.drain()
+    assert asked.last.cached_tokens == 0 and asked.last.prompt_tokens == 80
+
+
+def test_an_abort_ends_every_answer_whether_it_has_begun_or_not():
+    for steps in (0, 1, 3, 8):
+        one = rig(max_batch_tokens=32)
+        asked = one.ask("a", LONG[:90], 50, n=4, temperature=1.0)
+        for _ in range(steps):
+            one.engine.step()
+        one.engine.abort(asked.id)
+        one.drain()
+        assert sorted((e.index, e.finish_reason) for e in asked.events if e.finish_reason) == [
+            (index, "abort") for index in range(4)
+        ]
+
+
+def test_a_row_of_nan_fails_all_answers_of_its_request_and_no_other():
+    one = rig()
+    one.checkpoints["a"].nan_token = 7
+    bad, good = one.ask("a", [*LONG[:20], 7], 20, n=3), one.ask("a", LONG[:20], 20)
+    one.drain()
+    assert [event.finish_reason for event in bad.events] == ["error"] * 3
+    assert good.token_ids == good.expected()
+
+
+def test_answers_that_end_early_leave_the_others_alone():
+    one = rig()
+    free = answers(one, LONG[:40], 4, max_tokens=30, temperature=1.0, seed=3)
+    end = free[1][4]
+    ended = answers(one, LONG[:40], 4, max_tokens=30, temperature=1.0, seed=3, stop_token_ids=(end,))
+    assert ended == [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in free]
+    assert len(ended[1]) == 5

@@ -1,0 +1,78 @@
+"""From the logits of a step to a token for each choice that wants one. Knows no pages and no clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.batch import wants_token
+from engine.choice import Choice
+from engine.logprobs import Score, scores_of
+from engine.sampling import sample
+from engine.scheduler import Step
+
+
+@dataclass(slots=True)
+class Draw:
+    """What one choice gets: a token, None where its logits are not numbers, and what the model thought of it."""
+
+    choice: Choice
+    token: int | None
+    score: Score | None = None
+
+
+def draw(step: Step, logits: Tensor) -> list[Draw]:
+    """logits fp32 [row, vocab], the rows that `build_batch` asked for. Choices that begin with this step draw too."""
+    spans = zip(step.sequences, step.counts, strict=True)
+    choices = [sequence.owner for sequence, count in spans if wants_token(sequence, count)]
+    if any(sequence.scored for sequence in step.sequences):
+        logits = score_prompts(step, logits)
+    if not all(choice.plain for choice in choices):
+        return draw_with_care(choices, logits)
+    tokens = sample(logits, [choice.row for choice in choices])
+    return [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
+
+
+def draw_with_care(choices: list[Choice], logits: Tensor) -> list[Draw]:
+    """As `draw`, where some fork, are constrained, or are asked what the model thought."""
+    rows = [row for row, choice in enumerate(choices) for _ in (choice, *choice.forks)]
+    choices = [each for choice in choices for each in (choice, *choice.forks)]
+    logits = logits[rows]
+    tokens = sample(constrained(logits, choices), [choice.row for choice in choices])
+    draws = [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
+    score_draws(draws, logits)
+    return draws
+
+
+def score_draws(draws: list[Draw], logits: Tensor) -> None:
+    """Adds what the model thought of the tokens, where it was asked. logits fp32 [draw, vocab]."""
+    counts = {i: each.choice.params.logprobs for i, each in enumerate(draws) if each.token is not None}
+    asked = [i for i, count in counts.items() if count is not None]
+    if asked:
+        scores = scores_of(logits[asked], [draws[i].token for i in asked], max(counts[i] for i in asked))
+        for i, score in zip(asked, scores, strict=True):
+            draws[i].score = Score(score.token, score.logprob, score.best[: counts[i]])
+
+
+def constrained(logits: Tensor, choices: list[Choice]) -> Tensor:
+    """The logits under each choice's constraint: a copy if there are any."""
+    bound = [row for row, choice in enumerate(choices) if choice.constraint is not None]
+    if bound:
+        logits = logits.clone()
+    for row in bound:
+        choices[row].constraint.apply(logits[row], choices[row].row)
+    return logits
+
+
+def score_prompts(step: Step, logits: Tensor) -> Tensor:
+    """Notes what the model thought of the prompt tokens of this step; returns the rows that want a token."""
+    wanted, end = [], 0
+    for sequence, count in zip(step.sequences, step.counts, strict=True):
+        wants, rows = wants_token(sequence, count), count if sequence.scored else wants_token(sequence, count)
+        end += rows
+        if sequence.scored:
+            sequence.owner.score_prompt(sequence.computed, logits[end - rows : end])
+        if wants:
+            wanted.append(end - 1)
+    return logits[wanted]
