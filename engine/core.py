@@ -210,8 +210,8 @@ class Engine:
             return self._fail(choice.sequence, f"the tokenizer failed: {error}")
         self.counts.generated_tokens += 1
         if event.finish_reason:
-            self._forget(request)
-        self._deliver(request, event)
+            self._forget(choice)
+        self._deliver(choice.request, event)
 
     def _fail(self, sequence: Sequence, why: str) -> None:
         """Ends what a sequence is part of and tells its owner; what it alone wrote is not found again."""
@@ -472,6 +472,8 @@ class Engine:
     def _prompt_computed(self, sequence: Sequence) -> None:
         """Of one that wants nothing else: a system prompt, or a prompt to be scored."""
         model = sequence.owner
+        if not isinstance(model, Model):
+            return self._end(model.request, "length")
         if pin := self.memory.pin(sequence):
             model.pin, model.prefilling, model.status = pin, None, "ready"
         else:
@@ -494,8 +496,6 @@ class Engine:
             self.scheduler.remove(model.prefilling)
             model.prefilling = None
         if model.pin:
-        if not isinstance(model, Model):
-            return self._end(model.request, "length")
             self.memory.unpin(model.pin)
         with self._lock:
             model.checkpoint.users.remove(model)

@@ -97,9 +97,9 @@ class KVManager:
         self.cached_tokens_served = 0
         self._chunk_tokens = chunk_tokens
         self._watermark_pages = int(WATERMARK * pool.total)
+        self.share_prefixes = share_prefixes
         self._cache_type = PrefixCache if share_prefixes else NothingShared
 
-        self.share_prefixes = share_prefixes
     # Checkpoints
 
     def add_checkpoint(self, digest: str, geometry: KVGeometry) -> CheckpointKV:
