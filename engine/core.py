@@ -74,6 +74,7 @@ class Engine:
         pool = pool or PagePool(config.kv_memory_bytes // page_bytes, page_bytes)
         self.config = config
         self.failure: str | None = None  # why the thread ended, if it was not told to
+        self._step_began: float | None = None  # time.monotonic() of the step that runs now; None between two
         self.memory = KVManager(pool, chunk_tokens=config.max_batch_tokens, share_prefixes=config.enable_prefix_cache)
         self.scheduler = Scheduler(
             self.memory,
@@ -109,6 +110,12 @@ class Engine:
     @property
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def step_seconds(self) -> float:
+        """For how long the step that runs now has run: one that does not end is a thread that hangs. 0 between two."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def _run(self) -> None:
         why = "the engine is stopping"
@@ -346,6 +353,9 @@ class Engine:
         EngineDead, and CheckpointError for what is known at once not to work."""
         with self._lock:
             self._require_alive()
+            known = self._checkpoints.get(spec.source)
+            if known and known.runner:
+                check_context_length(spec, known.runner)
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
@@ -456,7 +466,8 @@ class Engine:
         chat = runner.chat_format(spec.chat_template)
         model.chat_format = chat.name
         model.prefix_ids = chat.system_prefix(spec.system_prompt)
-        longest = min(spec.context_length or runner.context_length, runner.context_length)
+        check_context_length(spec, runner)
+        longest = spec.context_length or runner.context_length
         model.context_length = self.memory.longest(space, longest)
         if model.context_length < min(longest, BLOCK_TOKENS):
             raise CheckpointError(
@@ -518,6 +529,15 @@ class Engine:
 
     def load(self) -> dict[str, Any]:
         return figures.load(self.scheduler, self.memory, self.counts)
+
+
+def check_context_length(spec: ModelSpec, runner: Runner) -> None:
+    """Raises CheckpointError where a model asks for more than its checkpoint was made for."""
+    if (spec.context_length or 0) > runner.context_length:
+        raise CheckpointError(
+            f"context_length is {spec.context_length:,} tokens; {spec.source} allows {runner.context_length:,}",
+            param="context_length",
+        )
 
 
 def load_from_source(

@@ -42,6 +42,7 @@ class ModelStatus:
     unit: str  # "bytes", "tensors" or ""
     source: str
     context_length: int | None  # prompt and answer together, once known
+    checkpoint_context_length: int | None  # the most that the checkpoint was made for, once known
     system_prompt_tokens: int | None  # that every chat begins with, once known
     architecture: str | None
     chat_format: str | None
@@ -85,6 +86,7 @@ class Model:
             unit=unit,
             source=self.spec.source,
             context_length=self.context_length,
+            checkpoint_context_length=runner.context_length if runner else None,
             system_prompt_tokens=len(self.prefix_ids) if runner else None,
             architecture=runner.architecture if runner else None,
             chat_format=self.chat_format,

@@ -350,7 +350,12 @@ class EngineServer:
     async def health(self) -> Response:
         models = {status.name: status.status for status in self.engine.models()}
         failure = self.engine.failure
-        state = {"status": "dead" if failure else "ok", "engine_thread": failure or "alive", "models": models}
+        state = {
+            "status": "dead" if failure else "ok",
+            "engine_thread": failure or "alive",
+            "step_seconds": round(self.engine.step_seconds, 3),
+            "models": models,
+        }
         return json_response(state, HTTPStatus.SERVICE_UNAVAILABLE if failure else HTTPStatus.OK)
 
     async def show_metrics(self) -> Response:

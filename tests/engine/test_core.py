@@ -363,6 +363,17 @@ def test_a_system_prompt_too_long_for_the_pool_or_the_context_fails_its_model_on
     assert rig.generate("a", words(20)).reason == "length"
 
 
+def test_a_context_longer_than_the_checkpoints_is_refused_with_both_numbers():
+    rig = Rig({"a": FakeRunner(FULL, "a", context_length=100)})
+    rig.put("early", "a", context_length=5000)
+    assert rig.engine.models()[0].reason == "context_length is 5,000 tokens; a allows 100"
+    with pytest.raises(CheckpointError, match="is 101 tokens; a allows 100"):
+        rig.put("late", "a", context_length=101)
+    assert [status.name for status in rig.engine.models()] == ["early"]
+    rig.put("right", "a", context_length=100)
+    assert rig.engine.models()[1].checkpoint_context_length == 100
+
+
 def test_a_checkpoint_whose_block_is_larger_than_the_pool_fails_with_the_remedy():
     rig = Rig({"a": FakeRunner(HYBRID, "a")}, pages=3)
     rig.put("a")

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
@@ -156,3 +157,21 @@ def test_health_is_bad_and_says_why_when_the_engine_thread_has_ended():
     health = asyncio.run(asked_health(engine, config))
     assert health.status_code == 503
     assert "the memory is on fire" in health.json()["engine_thread"]
+
+
+def test_health_tells_for_how_long_a_step_has_run():
+    config = EngineConfig(kv_memory_bytes=2**20, backend="reference", dtype="float32")
+    engine, begun, goes_on = Engine(config, kernels.load("reference")), threading.Event(), threading.Event()
+    assert asyncio.run(asked_health(engine, config)).json()["step_seconds"] == 0
+
+    def hang() -> bool:
+        begun.set()
+        return not goes_on.wait(10)
+
+    engine.step = hang
+    engine.start()
+    begun.wait()
+    time.sleep(0.05)
+    assert asyncio.run(asked_health(engine, config)).json()["step_seconds"] >= 0.05
+    goes_on.set()
+    engine.close()
