@@ -66,6 +66,11 @@ class EngineConfig:
     max_sequences: int = setting(64, "Most sequences in one step.", unit="sequences", least=1)
     max_waiting: int = setting(1024, "Most requests that wait; one more is answered 429.", unit="requests", least=1)
     max_body_bytes: int = setting(8 * SIZES["MiB"], "Largest request body that is read.", unit="bytes", least=1024)
+    policy: str = setting(
+        "paged",
+        "How KV memory is given out; max, pow2 and oracle reserve contiguously as older systems, to compare with.",
+        choices=("paged", "max", "pow2", "oracle"),
+    )
     enable_prefix_cache: bool = setting(True, "Whether sequences share the blocks of a common prefix.")
     check_integrity: bool = setting(
         False, "Whether the pool's invariants are checked after every step, not only at idle."

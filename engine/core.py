@@ -45,8 +45,9 @@ from engine.errors import (
     QueueFull,
 )
 from engine.kv.geometry import default_page_bytes
-from engine.kv.manager import CheckpointKV, KVManager
+from engine.kv.manager import CheckpointKV
 from engine.kv.pool import PagePool
+from engine.kv.reserved import kv_manager
 from engine.models import Checkpoint, Model, ModelSpec, ModelStatus
 from engine.request import Deliver, Request
 from engine.scheduler import Scheduler, Step
@@ -75,7 +76,9 @@ class Engine:
         self.config = config
         self.failure: str | None = None  # why the thread ended, if it was not told to
         self._step_began: float | None = None  # time.monotonic() of the step that runs now; None between two
-        self.memory = KVManager(pool, chunk_tokens=config.max_batch_tokens, share_prefixes=config.enable_prefix_cache)
+        self.memory = kv_manager(
+            config.policy, pool, chunk_tokens=config.max_batch_tokens, share_prefixes=config.enable_prefix_cache
+        )
         self.scheduler = Scheduler(
             self.memory,
             max_sequences=config.max_sequences,
@@ -423,7 +426,7 @@ class Engine:
 
     def _arrived(self, checkpoint: Checkpoint, runner: Runner) -> None:
         try:
-            space = self.memory.add_checkpoint(runner.digest, runner.geometry)
+            space = self.memory.add_checkpoint(runner.digest, runner.geometry, runner.context_length)
         except CheckpointError as error:
             return self._checkpoint_failed(checkpoint, str(error))
         with self._lock:

@@ -66,8 +66,12 @@ class Blocks:
         while self.pool.free < group.pages_per_block:
             self.evict(next(iter(self.cached)))
             self.evictions += 1
+        return self.hold(group, self.pool.take(group.pages_per_block))
+
+    def hold(self, group: BlockGroup, pages: np.ndarray) -> Block:
+        """A live block with one reference over pages that were taken from the pool for it."""
         group.live_blocks += 1
-        block = Block(group, self.pool.take(group.pages_per_block))
+        block = Block(group, pages)
         self._draw(block)
         return block
 

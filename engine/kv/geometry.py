@@ -1,29 +1,29 @@
 """How many pages a block takes, and which blocks a token sees. Arithmetic alone: no page ids, no tensors.
 
 A *unit* is the [16, head_dim] tile of one (layer, K or V, kv head). The units of a block fill its pages in order, a
-whole number of units a page; what is left over is padding, which `choose_page_bytes` keeps small.
+whole number of units a page; what is left over is padding: none with pages of the default size and common shapes.
+
+The kernels' blocks hold 16 tokens; only `engine/simulate`, which runs no kernels, makes geometries of other sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.errors import CheckpointError
 from kernels.spec import BLOCK_TOKENS
 
 DEFAULT_PAGE_BYTES = 8192
-PAGE_BYTES_CANDIDATES = (8192, 16384, 24576, 32768, 49152, 65536)
 
 
-def blocks_of(tokens: int) -> int:
+def blocks_of(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
     """Blocks that hold `tokens` tokens from position 0."""
-    return -(-tokens // BLOCK_TOKENS)
+    return -(-tokens // block_tokens)
 
 
-def first_seen_block(window: int | None, position: int) -> int:
+def first_seen_block(window: int | None, position: int, block_tokens: int = BLOCK_TOKENS) -> int:
     """The first block of which a token at `position` sees anything; it sees itself and window - 1 before it."""
-    return 0 if window is None else max(0, position - window + 1) // BLOCK_TOKENS
+    return 0 if window is None else max(0, position - window + 1) // block_tokens
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class GroupGeometry:
     num_kv_heads: int
     head_dim: int
     itemsize: int  # bytes of one element
+    block_tokens: int = BLOCK_TOKENS
 
     @property
     def unit_bytes(self) -> int:
-        return BLOCK_TOKENS * self.head_dim * self.itemsize
+        return self.block_tokens * self.head_dim * self.itemsize
 
     @property
     def units_per_block(self) -> int:
@@ -57,8 +58,9 @@ class GroupGeometry:
     def most_blocks(self, tokens: int, chunk_tokens: int) -> int:
         """The most blocks that `tokens` tokens hold at once, when at most `chunk_tokens` are computed in a step."""
         if self.window is None:
-            return blocks_of(tokens)
-        return min(blocks_of(tokens), blocks_of(chunk_tokens + self.window - 1) + 1)
+            return blocks_of(tokens, self.block_tokens)
+        seen = blocks_of(chunk_tokens + self.window - 1, self.block_tokens) + 1
+        return min(blocks_of(tokens, self.block_tokens), seen)
 
 
 @dataclass(frozen=True)
@@ -68,25 +70,15 @@ class KVGeometry:
     groups: tuple[GroupGeometry, ...]
 
     @property
+    def block_tokens(self) -> int:
+        return self.groups[0].block_tokens
+
+    @property
     def bytes_per_block(self) -> int:
-        """What 16 tokens take in all groups, padding left out."""
+        """What one block takes in all groups, padding left out."""
         return sum(group.units_per_block * group.unit_bytes for group in self.groups)
 
 
 def default_page_bytes(itemsize: int) -> int:
     """For an engine that knows no checkpoint yet: holds one unit of a head of up to 256 elements."""
     return max(DEFAULT_PAGE_BYTES, BLOCK_TOKENS * 256 * itemsize)
-
-
-def choose_page_bytes(geometries: Iterable[KVGeometry]) -> int:
-    """The candidate with the least padding over these checkpoints, then with the fewest pages; 8,192 for none."""
-    groups = [group for geometry in geometries for group in geometry.groups]
-    largest_unit = max((group.unit_bytes for group in groups), default=0)
-    fitting = [size for size in PAGE_BYTES_CANDIDATES if size >= largest_unit] or [largest_unit]
-
-    def cost(page_bytes: int) -> tuple[float, int]:
-        pages = sum(group.pages_per_block(page_bytes) for group in groups)
-        filled = sum(group.units_per_block * group.unit_bytes for group in groups)
-        return 1 - filled / (pages * page_bytes), pages
-
-    return min(fitting, key=cost) if groups else DEFAULT_PAGE_BYTES

@@ -1,7 +1,8 @@
 """Who holds which blocks: one table a sequence, filled as it grows and emptied when it ends. Knows no scheduler.
 
-This is the *paged* policy of allocation. The scheduler asks it five things: does a request fit at all (`refusal`), may
-it start (`admit`), may it compute n tokens more (`grow`), it computed them (`commit`), it is gone (`release`).
+This is the *paged* policy of allocation; `reserved` holds the others. The scheduler asks it five things: does a request
+fit at all (`refusal`), may it start (`admit`), may it compute n tokens more (`grow`), it computed them (`commit`), it
+is gone (`release`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 from engine.kv.prefix_cache import NothingShared, PrefixCache, root_hash
 from engine.sequence import Sequence
-from kernels.spec import BLOCK_TOKENS
 
 WATERMARK = 0.01  # share of the pool that an admission leaves untouched, for those that run to grow into
 MOST_PINNED = 0.5  # share of the pool that system prompts may take for good
@@ -32,9 +32,11 @@ class CheckpointKV:
     geometry: KVGeometry
     groups: tuple[BlockGroup, ...]
     cache: PrefixCache | NothingShared
+    context_length: int | None = None  # tokens that it was made for
 
     def __post_init__(self) -> None:
-        self.pages_per_bundle = sum(group.pages_per_block for group in self.groups)  # 16 tokens, all groups
+        self.block_tokens = self.geometry.block_tokens
+        self.pages_per_bundle = sum(group.pages_per_block for group in self.groups)  # one block of each group
 
     def most_pages(self, tokens: int, chunk_tokens: int) -> int:
         """The most pages that a sequence of `tokens` tokens holds at once."""
@@ -49,12 +51,13 @@ class BlockTable:
     (int32 [block, page_in_block], longer than needed).
     """
 
-    __slots__ = ("blocks", "capacity", "first", "pages", "promised", "published", "space")
+    __slots__ = ("block_tokens", "blocks", "capacity", "first", "pages", "promised", "published", "space")
 
     def __init__(self, space: CheckpointKV, blocks: list[list[Block | None]], room: int, promised: int) -> None:
         self.space = space
         self.blocks = blocks
-        self.capacity = len(blocks[0]) * BLOCK_TOKENS  # tokens
+        self.block_tokens = space.block_tokens
+        self.capacity = len(blocks[0]) * self.block_tokens  # tokens
         self.published = len(blocks[0])  # blocks, from the start, that are full and published
         self.first = [sum(block is None for block in column) for column in blocks]  # per group the first one held
         self.promised = promised  # pages that it may still count on to finish its prompt
@@ -71,7 +74,7 @@ class BlockTable:
                 self.pages[group] = np.concatenate([self.pages[group], np.full_like(self.pages[group], -1)])
             self.blocks[group].append(block)
             self.pages[group][index] = block.pages
-        self.capacity += BLOCK_TOKENS
+        self.capacity += self.block_tokens
 
     def put(self, group: int, index: int, block: Block | None) -> None:
         self.blocks[group][index] = block
@@ -102,11 +105,12 @@ class KVManager:
 
     # Checkpoints
 
-    def add_checkpoint(self, digest: str, geometry: KVGeometry) -> CheckpointKV:
+    def add_checkpoint(self, digest: str, geometry: KVGeometry, context_length: int | None = None) -> CheckpointKV:
         """Raises CheckpointError where this pool's pages are too small for it."""
         shapes = geometry.groups
         groups = tuple(BlockGroup(shape.window, shape.pages_per_block(self.pool.page_bytes)) for shape in shapes)
-        space = CheckpointKV(geometry, groups, self._cache_type(root_hash(digest, geometry), groups, self.blocks))
+        cache = self._cache_type(root_hash(digest, geometry), groups, self.blocks, geometry.block_tokens)
+        space = CheckpointKV(geometry, groups, cache, context_length)
         self.spaces.add(space)
         return space
 
@@ -155,7 +159,7 @@ class KVManager:
         """Lets a sequence that prefills skip what others have published since it was admitted."""
         cache = sequence.space.cache
         hit = cache.match(sequence)
-        if hit * BLOCK_TOKENS > sequence.computed:
+        if hit * sequence.space.block_tokens > sequence.computed:
             old, computed = sequence.table, sequence.computed
             blocks = cache.held(sequence, hit)
             self._take(sequence, blocks, self._pages_to_finish(sequence, blocks))
@@ -169,7 +173,7 @@ class KVManager:
         if end <= table.capacity:
             return True
         self._drop_below_windows(table, sequence.computed)
-        missing = blocks_of(end - table.capacity)
+        missing = blocks_of(end - table.capacity, table.block_tokens)
         pages = missing * table.space.pages_per_bundle
         if pages > self.blocks.available_pages:
             return False
@@ -182,7 +186,8 @@ class KVManager:
         """`tokens` tokens more have their KV: what became full is published. Content that someone published before is
         shared from here on, and the duplicate given back."""
         sequence.computed += tokens
-        table, full = sequence.table, sequence.computed // BLOCK_TOKENS
+        table = sequence.table
+        full = sequence.computed // table.block_tokens
         for index in range(table.published, full):
             for group, column in enumerate(table.blocks):
                 if (block := column[index]) is not None:
@@ -196,8 +201,9 @@ class KVManager:
     def fork(self, sequence: Sequence, child: Sequence) -> bool:
         """Gives `child` all that `sequence` has computed: the full blocks by reference, for nobody writes to them any
         more, the begun one as a copy of its own. False, and nothing taken, where there are no pages for the copy."""
-        table, full = sequence.table, sequence.computed // BLOCK_TOKENS
-        begun = sequence.computed > full * BLOCK_TOKENS
+        table = sequence.table
+        full = sequence.computed // table.block_tokens
+        begun = sequence.computed > full * table.block_tokens
         if begun and table.space.pages_per_bundle > self.blocks.available_pages:
             return False
         self._take(child, [column[:full] for column in table.blocks], promised=0)
@@ -252,12 +258,16 @@ class KVManager:
 
     def slot_utilisation(self) -> float:
         """Share of the slots of live blocks that hold a token, weighted by bytes; 1 where nothing is live."""
-        slots = sum(group.live_blocks * group.pages_per_block for space in self.spaces for group in space.groups)
+        slots = sum(
+            group.live_blocks * group.pages_per_block * space.block_tokens
+            for space in self.spaces
+            for group in space.groups
+        )
         empty = sum(
             (table.capacity - sequence.computed) * table.space.pages_per_bundle
             for sequence, table in self.tables.items()
         )
-        return 1 - empty / (slots * BLOCK_TOKENS) if slots else 1.0
+        return 1 - empty / slots if slots else 1.0
 
     def used_pages(self) -> int:
         return self.pool.total - self.blocks.available_pages
@@ -296,7 +306,9 @@ class KVManager:
         """Gives the sequence a table of these cached blocks."""
         for block in present(blocks):
             self.blocks.retain(block)
-        table = BlockTable(sequence.space, blocks, blocks_of(sequence.length) + 2, promised)
+        table = BlockTable(
+            sequence.space, blocks, blocks_of(sequence.length, sequence.space.block_tokens) + 2, promised
+        )
         self.promised_pages += promised
         self.tables[sequence] = sequence.table = table
         sequence.computed = table.capacity
@@ -311,7 +323,7 @@ class KVManager:
 
     def _pages_to_finish(self, sequence: Sequence, blocks: list[list[Block | None]]) -> int:
         """Pages that the sequence takes at most beside these blocks, until it has one block to decode into."""
-        length = min(sequence.length + BLOCK_TOKENS, sequence.limit)
+        length = min(sequence.length + sequence.space.block_tokens, sequence.limit)
         pages = sequence.space.most_pages(length, self._chunk_tokens)
         return max(0, pages - sum(block.group.pages_per_block for block in present(blocks)))
 
@@ -323,7 +335,7 @@ class KVManager:
     def _drop_below_windows(self, table: BlockTable, position: int) -> None:
         """Lets go of the blocks that neither the token at `position` nor any later one sees."""
         for number, group in enumerate(table.space.groups):
-            seen = min(first_seen_block(group.window, position), len(table.blocks[number]))
+            seen = min(first_seen_block(group.window, position, table.block_tokens), len(table.blocks[number]))
             for index in range(table.first[number], seen):
                 self.blocks.release(table.blocks[number][index])
                 table.put(number, index, None)
@@ -354,7 +366,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 def check_table(table: BlockTable) -> None:
     for pages, column, first in zip(table.pages, table.blocks, table.first, strict=True):
-        require(len(column) * BLOCK_TOKENS == table.capacity, "a table's groups differ in length")
+        require(len(column) * table.block_tokens == table.capacity, "a table's groups differ in length")
         require(all((block is None) == (i < first) for i, block in enumerate(column)), "a table has a hole")
         for index, block in enumerate(column):
             expected = -1 if block is None else block.pages

@@ -34,6 +34,16 @@ class PagePool:
         self.free -= count
         return self._stack[self.free : self.free + count].copy()
 
+    def take_run(self, first: int, count: int) -> np.ndarray:
+        """int32 [count]: the pages from `first` on, which must all be free. Looks through the free list."""
+        free = self.free_pages
+        others = free[(free < first) | (free >= first + count)]
+        if len(others) + count != self.free:
+            raise IndexError(f"of the {count} pages from {first} on some are in use")
+        self.free = len(others)
+        self._stack[: self.free] = others
+        return np.arange(first, first + count, dtype=np.int32)
+
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Writes the content of the pages `source` into the pages `target`, one for one."""
         memory = self.memory

@@ -1,6 +1,6 @@
 """Which published blocks hold the KV of a given prefix. Knows hashes and layer groups; owns no pages.
 
-The hash of a block is sha256 over its parent's hash and its 16 tokens, so it stands for the whole prefix; the first
+The hash of a block is sha256 over its parent's hash and its tokens, so it stands for the whole prefix; the first
 parent is the root, which stands for everything else the KV depends on: weights, type, geometry, windows, tenant.
 """
 
@@ -11,7 +11,6 @@ from hashlib import sha256
 from engine.kv.blocks import Block, BlockGroup, Blocks
 from engine.kv.geometry import KVGeometry, first_seen_block
 from engine.sequence import Sequence
-from kernels.spec import BLOCK_TOKENS
 
 
 def root_hash(digest: str, geometry: KVGeometry, salt: str = "") -> bytes:
@@ -22,22 +21,23 @@ def root_hash(digest: str, geometry: KVGeometry, salt: str = "") -> bytes:
 class PrefixCache:
     """The prefixes of one checkpoint."""
 
-    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks) -> None:
+    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks, block_tokens: int) -> None:
         self._root = root
         self._groups = groups
         self._blocks = blocks
+        self._block_tokens = block_tokens
 
     def match(self, sequence: Sequence) -> int:
         """Blocks of the longest prefix that every group can serve; the last token is always left to compute.
 
         Full attention needs each block of the prefix, a window only those that the token after the prefix still sees.
         """
-        hit = (sequence.length - 1) // BLOCK_TOKENS
+        hit = (sequence.length - 1) // self._block_tokens
         hashes = self._hashes(sequence, hit)
         while True:
             found = hit
             for group in self._groups:
-                found = longest_run(group, hashes, found)
+                found = longest_run(group, hashes, found, self._block_tokens)
             if found == hit:
                 return hit
             hit = found
@@ -46,20 +46,20 @@ class PrefixCache:
         """Per group the blocks of a matched prefix, None below the window. Takes no reference."""
         table = []
         for group in self._groups:
-            first = min(hit, first_seen_block(group.window, hit * BLOCK_TOKENS))
+            first = min(hit, first_seen_block(group.window, hit * self._block_tokens, self._block_tokens))
             table.append([None] * first + [group.published[h] for h in sequence.block_hashes[first:hit]])
         return table
 
     def publish(self, sequence: Sequence, block: Block, index: int) -> Block:
-        """As `Blocks.publish`, of the block that holds tokens 16 * index to 16 * index + 15 of the sequence."""
+        """As `Blocks.publish`, of the block at this place in the sequence."""
         return self._blocks.publish(block, self._hashes(sequence, index + 1)[index])
 
     def _hashes(self, sequence: Sequence, count: int) -> list[bytes]:
         """At least the first `count` hashes of the sequence, each computed once in its life."""
-        hashes = sequence.block_hashes
+        hashes, size = sequence.block_hashes, self._block_tokens
         for index in range(len(hashes), count):
             parent = hashes[-1] if hashes else self._root
-            tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            tokens = sequence.tokens[index * size : (index + 1) * size]
             hashes.append(sha256(parent + tokens.tobytes()).digest())
         return hashes
 
@@ -67,7 +67,7 @@ class PrefixCache:
 class NothingShared:
     """Stands in for PrefixCache where sharing is off: the same answers, more work and more pages."""
 
-    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks) -> None:
+    def __init__(self, root: bytes, groups: tuple[BlockGroup, ...], blocks: Blocks, block_tokens: int) -> None:
         self._groups = groups
 
     def match(self, sequence: Sequence) -> int:
@@ -80,7 +80,7 @@ class NothingShared:
         return block
 
 
-def longest_run(group: BlockGroup, hashes: list[bytes], limit: int) -> int:
+def longest_run(group: BlockGroup, hashes: list[bytes], limit: int, block_tokens: int) -> int:
     """The longest prefix of at most `limit` blocks that this group alone can serve."""
     if group.window is None:
         return next((i for i in range(limit) if hashes[i] not in group.published), limit)
@@ -88,6 +88,6 @@ def longest_run(group: BlockGroup, hashes: list[bytes], limit: int) -> int:
     for index in range(limit - 1, -1, -1):
         if hashes[index] not in group.published:
             found = index  # whatever sees this block cannot be served
-        elif index <= first_seen_block(group.window, found * BLOCK_TOKENS):
+        elif index <= first_seen_block(group.window, found * block_tokens, block_tokens):
             break
     return found

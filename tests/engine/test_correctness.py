@@ -16,7 +16,7 @@ import kernels
 from engine.architectures import Runner, load_checkpoint
 from engine.config import EngineConfig
 from engine.core import Engine, ModelSpec
-from engine.kv.geometry import choose_page_bytes
+from engine.kv.geometry import default_page_bytes
 from engine.sequence import SamplingParams
 from tests.engine.correctness_reference import LENGTHS, NEW_TOKENS, SOURCES, Right, folder_of, reference
 from tests.engine.fake_runner import PoisonedPool
@@ -46,7 +46,7 @@ class Bench:
     """An engine over one real checkpoint, stepped by hand; free pages are NaN and handed out in random order."""
 
     def __init__(self, runner: Runner, *, tokens: int, **config) -> None:
-        page_bytes = choose_page_bytes([runner.geometry])
+        page_bytes = default_page_bytes(runner.dtype.itemsize)
         config = EngineConfig(dtype="float32", check_integrity=True, **config)
         blocks = tokens // 16
         pages = sum(group.pages_per_block(page_bytes) for group in runner.geometry.groups) * blocks

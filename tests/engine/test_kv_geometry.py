@@ -8,7 +8,6 @@ from engine.kv.geometry import (
     GroupGeometry,
     KVGeometry,
     blocks_of,
-    choose_page_bytes,
     default_page_bytes,
     first_seen_block,
 )
@@ -35,11 +34,6 @@ def test_the_default_page_wastes_nothing_on_common_shapes(shape):
     layers, heads, head_dim = shape
     group = GroupGeometry(None, layers, heads, head_dim, BF16)
     assert group.pages_per_block(DEFAULT_PAGE_BYTES) * DEFAULT_PAGE_BYTES == group.units_per_block * group.unit_bytes
-
-
-def test_page_size_is_chosen_for_least_padding_then_for_fewest_pages():
-    assert choose_page_bytes([SMOLLM2, GEMMA3, QWEN25]) == 24_576
-    assert choose_page_bytes([]) == 8_192
 
 
 def test_default_page_holds_a_wide_head_of_either_type():
