@@ -24,7 +24,7 @@ from app.markdown import Block, GrowingMarkdown
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.1  # at most one event a side in each
+TICK_SECONDS = 0.1  # at most one event a side in each; the first comes as soon as both sides have a word
 PING_SECONDS = 0.5  # between signs of life of a stream that has nothing to say: a dead reader shows by its silence
 PERCEIVED_SECONDS = 1.0  # a pace of less than this is none that anybody could compare with
 RETRY_MILLISECONDS = 300  # what a browser waits before it connects again
@@ -104,7 +104,8 @@ class EventLog:
                 return
             else:
                 try:
-                    await asyncio.wait_for(changed.wait(), PING_SECONDS)
+                    async with asyncio.timeout(PING_SECONDS):
+                        await changed.wait()
                 except TimeoutError:
                     yield b": ping\n\n"
 
@@ -178,6 +179,8 @@ class Lockstep:
     def advance(self, now: float, arrived: Mapping[str, int], ended: Mapping[str, bool]) -> int:
         """`arrived`: characters by side; `ended`: whether no more will come."""
         elapsed = 0.0 if self._now is None else now - self._now
+        if self._position == 0:
+            elapsed = max(elapsed, TICK_SECONDS)  # the first words need not wait for their letters to be counted out
         self._now = now
         limit = min((arrived[side] for side in arrived if not self._is_shown(side, arrived, ended)), default=0)
         if limit > 0:
@@ -292,6 +295,7 @@ class TurnStream:
         self._sides = {name: Side(name) for name in sources}
         self._lockstep = Lockstep(pace)
         self._cut: str | None = None
+        self._can_begin = asyncio.Event()  # both sides have a first word, or have ended
         self.audience = Audience(clock)
         self.log = EventLog(first_event_id)
         self.blocks: dict[str, dict[int, str]] = {name: {} for name in sources}  # as the log has told them
@@ -316,7 +320,7 @@ class TurnStream:
         hearing = [asyncio.create_task(self._hear(side)) for side in self._sides.values()]
         try:
             while not all(side.announced for side in self._sides.values()):
-                await asyncio.sleep(TICK_SECONDS)
+                await self._next_tick()
                 self._cut_if_unread()
                 self._tick()
                 if self._cut:
@@ -326,6 +330,18 @@ class TurnStream:
         state = await self._save({name: side.outcome() for name, side in self._sides.items()})
         self.log.put(("state",), "state", state_event(self.turn, state))
         self.log.close()
+
+    async def _next_tick(self) -> None:
+        """In a tenth of a second, or at once when there is a first word to show on both sides."""
+        if self._can_begin.is_set():
+            return await asyncio.sleep(TICK_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TICK_SECONDS):
+                await self._can_begin.wait()
+
+    def _begin_if_possible(self) -> None:
+        if all(side.text or side.ended for side in self._sides.values()):
+            self._can_begin.set()
 
     def _cut_if_unread(self) -> None:
         if self._cut is None and self.audience.absent_seconds() >= self._grace_seconds:
@@ -360,6 +376,8 @@ class TurnStream:
                     if side.delta.text and side.first_token_ms is None:
                         side.first_token_ms = (self._clock() - began) * 1000
                     side.text += side.delta.text.replace("\r", "")
+                    if not self._can_begin.is_set():
+                        self._begin_if_possible()
                     if len(side.text) > self._longest:
                         side.text = side.text[: self._longest]
                         side.delta = Delta(finish_reason="length")
@@ -373,6 +391,7 @@ class TurnStream:
             side.error = f"{type(error).__name__}: {error}"
         side.duration_ms = (self._clock() - began) * 1000
         side.end("failed" if side.error else "done")
+        self._begin_if_possible()
 
 
 async def _cancel(tasks: list[asyncio.Task]) -> None:

@@ -90,6 +90,29 @@ def test_a_growing_answer_ends_as_if_it_had_come_at_once(pieces, sizes):
     assert "".join(blocks[number] for number in sorted(blocks)) == PARSER.render(text)
 
 
+@example(["2)     1. 'a", "你好"])
+@example(["# a #", " b"])
+@example(["_b_", "c"])
+@example(["- a\n\n      b", " c"])
+@example(["> a\nb", ' "c" ', "d"])
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*PIECES, "a", "word ", " and", "你好，", "7", ". "]), max_size=20))
+def test_what_is_shown_is_at_every_moment_what_the_whole_text_would_show(pieces):
+    """Also where plain words were put at the end of a block without parsing it again."""
+    growing, blocks = GrowingMarkdown(), {}
+    for end, piece in enumerate(pieces, 1):
+        blocks |= {block.number: block.html for block in growing.push(piece)}
+        assert "".join(blocks[number] for number in sorted(blocks)) == PARSER.render("".join(pieces[:end]))
+
+
+def test_plain_words_are_not_parsed_again(monkeypatch):
+    growing = GrowingMarkdown()
+    growing.push("- **Bold** one\n- two")
+    monkeypatch.setattr("app.markdown.PARSER", None)
+    (block,) = growing.push(" and some more, it's fine")
+    assert block.html == "<ul>\n<li><strong>Bold</strong> one</li>\n<li>two and some more, it's fine</li>\n</ul>\n"
+
+
 def test_only_what_changed_is_told():
     growing = GrowingMarkdown()
     growing.push("one\n\ntwo")

@@ -109,6 +109,33 @@ def test_the_first_words_of_both_sides_come_together():
     assert first["a"] - events[0][0] > 0.5
 
 
+def test_the_first_words_wait_for_both_sides_and_for_nothing_else(monkeypatch):
+    monkeypatch.setattr("app.streams.TICK_SECONDS", 30.0)
+
+    async def body():
+        heard = asyncio.Event()
+
+        async def slow():
+            await heard.wait()
+            async for delta in speak(WORDS):
+                yield delta
+
+        turn = Turn(a=partial(speak, WORDS), b=slow)
+        running, told = asyncio.create_task(turn.stream.run()), []
+        async with asyncio.timeout(10):
+            await asyncio.sleep(0.05)
+            assert turn.stream.log.last_id == 3, "nothing of the side that is first"
+            heard.set()
+            async for _, name, data, _ in turn.read():
+                told += [data["side"]] if name == "block" else []
+                if len(told) == 2:
+                    break
+        running.cancel()
+        return told
+
+    assert run(body()) == ["a", "b"]
+
+
 def test_a_side_goes_on_no_faster_once_the_other_has_ended():
     """The quick model's backlog must not rush in when the slow one's short answer is over."""
 
