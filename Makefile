@@ -19,7 +19,7 @@ run: pull  ## install, fetch the default checkpoints once, start engine and web 
 
 test: $(VENV)/.tests-installed  ## the whole suite, browser tests included (ARGS="tests/engine -k prefix")
 	@$(BIN)/python -m tests.browser.chromium
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.tests-installed  ## lint and format check, the Dockerfile too
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/hadolint Dockerfile
