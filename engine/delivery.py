@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -32,9 +32,9 @@ class Delivery:
         self._open: set[Inbox] = set()
 
     @contextmanager
-    def inbox(self, observe: Callable[[GenerationEvent, float], None]) -> Iterator[Inbox]:
+    def inbox(self, observe: Callable[[GenerationEvent, float], None], choices: int = 1) -> Iterator[Inbox]:
         """`observe` sees every event, with the time at which it came, before the reader does."""
-        inbox = Inbox(self, observe)
+        inbox = Inbox(self, observe, choices)
         self._open.add(inbox)
         try:
             yield inbox
@@ -60,23 +60,36 @@ class Delivery:
 
 
 class Inbox:
-    """The events of one request. Every method but `deliver` belongs to the event loop."""
+    """The events of one request, until each of its choices has ended. Every method but `deliver` belongs to the event
+    loop."""
 
-    def __init__(self, delivery: Delivery, observe: Callable[[GenerationEvent, float], None]) -> None:
+    def __init__(self, delivery: Delivery, observe: Callable[[GenerationEvent, float], None], choices: int = 1) -> None:
         self._delivery = delivery
         self._observe = observe
-        self._waiting: GenerationEvent | None = None
+        self._waiting: dict[int, GenerationEvent] = {}  # by choice, those that came first at the front
         self._failure: Exception | None = None
-        self.finished = False  # whether the engine is done with the request
+        self._running = choices
         self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine is done with the request."""
+        return self._running == 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the reader has got everything."""
+        return self.finished and not self._waiting
 
     def deliver(self, event: GenerationEvent) -> None:
         self._delivery.post(self, event)
 
     def put(self, event: GenerationEvent) -> None:
         self._observe(event, time.monotonic())
-        self.finished = event.finish_reason is not None
-        self._waiting = event if self._waiting is None else merged(self._waiting, event)
+        if event.finish_reason is not None:
+            self._running -= 1
+        earlier = self._waiting.get(event.index)
+        self._waiting[event.index] = event if earlier is None else merged(earlier, event)
         self._wake()
 
     def fail(self, failure: Exception) -> None:
@@ -85,14 +98,17 @@ class Inbox:
         self._wake()
 
     async def next(self) -> GenerationEvent:
-        """Everything generated since the last call, as one event. Raises what `fail` was given."""
-        while self._waiting is None and self._failure is None:
+        """What came first: everything of one choice since its last, as one event. Raises what `fail` was given."""
+        while not self._waiting and self._failure is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         if self._failure is not None:
             raise self._failure
-        event, self._waiting = self._waiting, None
-        return event
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+        while not self.exhausted:
+            yield await self.next()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -100,4 +116,10 @@ class Inbox:
 
 
 def merged(earlier: GenerationEvent, later: GenerationEvent) -> GenerationEvent:
-    return replace(later, text=earlier.text + later.text, token_ids=earlier.token_ids + later.token_ids)
+    return replace(
+        later,
+        text=earlier.text + later.text,
+        token_ids=earlier.token_ids + later.token_ids,
+        scores=earlier.scores + later.scores,
+        prompt_scores=earlier.prompt_scores or later.prompt_scores,
+    )

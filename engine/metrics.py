@@ -73,17 +73,17 @@ class RequestTimer:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
         self._arrival = time.monotonic()
-        self._last_token: float | None = None
+        self._last_token: dict[int, float] = {}  # of each choice
         self._inter_token = metrics.inter_token.labels(model)
         self._generation_tokens = metrics.generation_tokens.labels(model)
 
     def observe(self, event: GenerationEvent, now: float) -> None:
         if event.token_ids:
-            if self._last_token is None:
+            if not self._last_token:
                 self._metrics.time_to_first_token.labels(self._model).observe(now - self._arrival)
-            else:
-                self._inter_token.observe(now - self._last_token)
-            self._last_token = now
+            elif event.index in self._last_token:
+                self._inter_token.observe(now - self._last_token[event.index])
+            self._last_token[event.index] = now
             self._generation_tokens.inc(len(event.token_ids))
         if event.finish_reason is not None:
             self._finish(event, now)
@@ -91,9 +91,10 @@ class RequestTimer:
     def _finish(self, event: GenerationEvent, now: float) -> None:
         of, model = self._metrics, self._model
         of.end_to_end.labels(model).observe(now - self._arrival)
-        of.prompt_size.labels(model).observe(event.prompt_tokens)
         of.answer_size.labels(model).observe(event.completion_tokens)
-        of.prompt_tokens.labels(model).inc(event.prompt_tokens)
-        of.prefix_queries.labels(model).inc(event.prompt_tokens)
-        of.prefix_hits.labels(model).inc(event.cached_tokens)
+        if event.index == 0:  # the prompt is that of all choices
+            of.prompt_size.labels(model).observe(event.prompt_tokens)
+            of.prompt_tokens.labels(model).inc(event.prompt_tokens)
+            of.prefix_queries.labels(model).inc(event.prompt_tokens)
+            of.prefix_hits.labels(model).inc(event.cached_tokens)
         of.success.labels(model, event.finish_reason).inc()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.choice import Choice
+from engine.constraint import Constraint
 from engine.logprobs import Score
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
 
@@ -28,6 +29,9 @@ class Request:
         self.deliver = deliver
         self.prompt_scores: list[Score | None] = [None] * len(prompt_ids) if params.prompt_logprobs else []
         self.choices = [Choice(self, index, prompt_ids, params, seed + index) for index in range(params.n)]
+        if params.logit_bias:
+            for choice in self.choices:
+                choice.constraint = Constraint(params)
         first, *forks = self.choices
         self.sequence = Sequence(model.checkpoint.space, prompt_ids, params.max_tokens, owner=first)
         self.sequence.scored = params.prompt_logprobs

@@ -1,4 +1,4 @@
-"""What comes in over HTTP and what goes out: OpenAI's shapes, checked. Knows no engine and no socket.
+"""What comes in over HTTP: OpenAI's shapes, checked. Knows no engine and no socket.
 
 Every parameter is honoured or refused by name. `OFF` lists those of OpenAI's and vLLM's APIs that we do not honour,
 with the values that ask for nothing; `NO_EFFECT` those that by their definition never change an answer.
@@ -6,29 +6,23 @@ with the values that ask for nothing; `NO_EFFECT` those that by their definition
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine.errors import BadRequest, ContextTooLong, InvalidParameter, UnknownParameter, UnsupportedParameter
 from engine.sequence import SamplingParams
 
+MOST_CHOICES = 128
+MOST_LOGPROBS = 20
 NO_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 OFF: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
-    "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
-    "n": (None, 1),
     "parallel_tool_calls": (None,),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
@@ -38,10 +32,10 @@ OFF: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none"),
     "tools": (None, []),
-    "top_logprobs": (None,),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
+CHAT_OFF = OFF | {"echo": (None, False)}
 MESSAGE_OFF: dict[str, tuple[Any, ...]] = {
     "annotations": (None, []),
     "audio": (None,),
@@ -105,7 +99,14 @@ SAMPLING_NAMES = tuple(Sampling.model_fields)
 
 
 class StreamOptions(Schema):
-    include_usage: bool = False
+    include_usage: bool = False  # in an event of its own before the end
+    continuous_usage_stats: bool = False  # and in every event, so far
+
+    @model_validator(mode="after")
+    def usage_is_included(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise InvalidParameter("stream_options", "stream_options: continuous_usage_stats needs include_usage")
+        return self
 
 
 def text_of_parts(content: Any) -> Any:
@@ -138,10 +139,19 @@ class GenerationRequest(Sampling):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="Answers to the same prompt; i draws with seed + i.")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=1024, description="Token id to what is added to its logit."
+    )
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_asked(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
+
+    @property
+    def scores_asked(self) -> dict[str, Any]:
+        """What of SamplingParams says which log-probabilities are wanted."""
+        return {}
 
     @model_validator(mode="after")
     def stream_options_need_a_stream(self) -> GenerationRequest:
@@ -151,8 +161,22 @@ class GenerationRequest(Sampling):
 
 
 class ChatRequest(GenerationRequest):
+    off = CHAT_OFF
+
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = Field(None, description="Whether to say the log-probability of each token.")
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="Of so many likeliest ones beside it.")
+
+    @property
+    def scores_asked(self) -> dict[str, Any]:
+        return {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+
+    @model_validator(mode="after")
+    def top_logprobs_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+        return self
 
     @model_validator(mode="after")
     def one_limit(self) -> ChatRequest:
@@ -176,6 +200,21 @@ Prompt = Annotated[str | list[int], BeforeValidator(one_prompt, json_schema_inpu
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, description="0 only with echo: nothing is generated.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities of each token and of so many likeliest ones."
+    )
+    echo: bool | None = Field(None, description="Whether the prompt, and its logprobs if asked for, come first.")
+
+    @property
+    def scores_asked(self) -> dict[str, Any]:
+        return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": bool(self.echo)}
+
+    @model_validator(mode="after")
+    def something_is_asked_for(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidParameter("max_tokens", "max_tokens is 0, so nothing would be answered; 0 goes with echo only")
+        return self
 
 
 class TokenizeRequest(Schema):
@@ -238,9 +277,9 @@ def sampling_params(
     """
     asked = {name: value for name in SAMPLING_NAMES if (value := getattr(request, name)) is not None}
     room = context_length - prompt_tokens
-    if room < 1 or asked.get("max_tokens", 1) > room:
+    if room < min(1, asked.get("max_tokens", 1)) or asked.get("max_tokens", 1) > room:
         raise ContextTooLong(model, prompt_tokens, context_length, asked.get("max_tokens", 0))
-    values = {"max_tokens": max_tokens or room, **defaults, **asked}
+    values = {"max_tokens": max_tokens or room, **defaults, **asked, "n": request.n or 1, **request.scores_asked}
     values["max_tokens"] = min(values["max_tokens"], room)
     if "min_tokens" not in asked:
         values["min_tokens"] = min(values.get("min_tokens", 0), values["max_tokens"])
@@ -250,7 +289,17 @@ def sampling_params(
         )
     values["stop"] = tuple(values.get("stop", ()))
     values["stop_token_ids"] = check_tokens("stop_token_ids", values.get("stop_token_ids", ()), vocab_size)
+    values["logit_bias"] = token_bias(request.logit_bias or {}, vocab_size)
     return SamplingParams(**values)
+
+
+def token_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """(token, bias), the tokens as numbers. JSON has only text for keys."""
+    wrong = next((token for token in bias if not (token.isascii() and token.isdigit())), None)
+    if wrong is not None:
+        raise InvalidParameter("logit_bias", f"logit_bias: {wrong!r} is not the id of a token")
+    tokens = check_tokens("logit_bias", (int(token) for token in bias), vocab_size)
+    return tuple(zip(tokens, bias.values(), strict=True))
 
 
 def check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> tuple[int, ...]:
@@ -259,83 +308,3 @@ def check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> tuple[int
     if wrong is not None:
         raise InvalidParameter(name, f"{name}: {wrong} is not a token; the vocabulary has {vocab_size:,}")
     return tokens
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """What chat completions and completions call the same things. Bytes: a choice up to its text, and from it on."""
-
-    id_prefix: str
-    whole: str
-    event: str
-    choice: Callable[[str], dict[str, Any]]
-    first: bytes
-    next: bytes
-    close: bytes
-    last: bytes
-
-
-CHAT = Dialect(
-    id_prefix="chatcmpl",
-    whole="chat.completion",
-    event="chat.completion.chunk",
-    choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    first=b'{"index":0,"delta":{"role":"assistant","content":',
-    next=b'{"index":0,"delta":{"content":',
-    close=b"}",
-    last=b'{"index":0,"delta":{}',
-)
-TEXT = Dialect(
-    id_prefix="cmpl",
-    whole="text_completion",
-    event="text_completion",
-    choice=lambda text: {"text": text},
-    first=b'{"index":0,"text":',
-    next=b'{"index":0,"text":',
-    close=b"",
-    last=b'{"index":0,"text":""',
-)
-
-
-class Answer:
-    """One answer in OpenAI's words, whole or in events. What never changes in it is encoded once."""
-
-    def __init__(self, dialect: Dialect, model: str, *, include_usage: bool = False) -> None:
-        self.id = f"{dialect.id_prefix}-{uuid.uuid4().hex}"
-        self.dialect = dialect
-        self.head = {"id": self.id, "created": int(time.time()), "model": model}
-        self.include_usage = include_usage
-        head = orjson.dumps({"object": dialect.event, **self.head})
-        self._before = b"data: " + head[:-1] + b',"choices":['
-        self._after = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
-        self._opening = dialect.first
-
-    def whole(self, text: str, finish_reason: str, used: dict[str, Any]) -> bytes:
-        choice = {"index": 0, **self.dialect.choice(text), "logprobs": None, "finish_reason": finish_reason}
-        return orjson.dumps({"object": self.dialect.whole, **self.head, "choices": [choice], "usage": used})
-
-    def delta(self, text: str) -> bytes:
-        choice = self._opening + orjson.dumps(text) + self.dialect.close
-        self._opening = self.dialect.next
-        return self._before + choice + b',"logprobs":null,"finish_reason":null}' + self._after
-
-    def end(self, finish_reason: str, used: dict[str, Any]) -> bytes:
-        """The events after the last text; an answer without any text still tells its role."""
-        events = self.delta("") if self._opening is self.dialect.first else b""
-        choice = self.dialect.last + b',"logprobs":null,"finish_reason":' + orjson.dumps(finish_reason) + b"}"
-        events += self._before + choice + self._after
-        if self.include_usage:
-            events += self._before + b'],"usage":' + orjson.dumps(used) + b"}\n\n"
-        return events + DONE
-
-
-DONE = b"data: [DONE]\n\n"

@@ -20,16 +20,19 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import kernels
+from engine.answer import CHAT, DONE, NO_ECHO, TEXT, Answer, echo_of
 from engine.architectures import Runner
 from engine.chat import ChatFormat
 from engine.config import EngineConfig, is_loopback
@@ -38,11 +41,8 @@ from engine.delivery import ClientGone, Delivery, Inbox
 from engine.errors import BadRequest, BodyTooLarge, EngineDead, EngineError, InvalidParameter, NotAuthorized
 from engine.metrics import Metrics, RequestTimer
 from engine.models import ModelSpec, ModelStatus
+from engine.page_frames import page_frames
 from engine.schema import (
-    CHAT,
-    DONE,
-    TEXT,
-    Answer,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -52,9 +52,9 @@ from engine.schema import (
     check_tokens,
     explained,
     sampling_params,
-    usage,
 )
 from engine.sequence import GenerationEvent, SamplingParams
+from engine.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
@@ -151,7 +151,7 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.server.engine
-        with self.server.delivery.inbox(self.timer.observe) as inbox:
+        with self.server.delivery.inbox(self.timer.observe, choices=self.params.n) as inbox:
             request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver)
             watch = asyncio.create_task(watch_connection(receive, inbox))
             try:
@@ -165,38 +165,30 @@ class Generation(Response):
                         engine.abort(request_id)
 
     async def _whole(self, inbox: Inbox, send: Send) -> None:
-        texts = []
-        while True:
-            event = raise_failed(await inbox.next())
-            texts.append(event.text)
-            if event.finish_reason:
-                break
-        body = self.answer.whole("".join(texts), event.finish_reason, used(event))
+        events = [raise_failed(event) async for event in inbox]
+        body = self.answer.whole(events)
         await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, inbox: Inbox, send: Send) -> None:
         """The head of the response waits for the first token, so that what fails before it has its own status."""
         started = False
-        while True:
-            try:
-                event = raise_failed(await inbox.next())
-            except EngineError as error:
+        try:
+            async for event in inbox:
+                events = self.answer.events(raise_failed(event))
+                if not events:
+                    continue
+                if inbox.exhausted:
+                    events += self.answer.end()
                 if not started:
-                    raise
-                words = b"data: " + orjson.dumps(error.as_dict()) + b"\n\n" + DONE
-                return await send({"type": "http.response.body", "body": words})
-            events = self.answer.delta(event.text) if event.text else b""
-            if event.finish_reason:
-                events += self.answer.end(event.finish_reason, used(event))
-            if not events:
-                continue
+                    await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+                    started = True
+                await send({"type": "http.response.body", "body": events, "more_body": not inbox.exhausted})
+        except EngineError as error:
             if not started:
-                await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
-                started = True
-            await send({"type": "http.response.body", "body": events, "more_body": not event.finish_reason})
-            if event.finish_reason:
-                return None
+                raise
+            words = b"data: " + orjson.dumps(error.as_dict()) + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": words})
 
     async def _start(self, send: Send, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         headers = (b"content-type", content_type), (b"x-request-id", self.answer.id.encode()), *headers
@@ -215,10 +207,6 @@ def raise_failed(event: GenerationEvent) -> GenerationEvent:
     if event.finish_reason == "abort":
         raise EngineDead(event.error or "the generation was stopped by the engine")
     return event
-
-
-def used(event: GenerationEvent) -> dict[str, Any]:
-    return usage(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
 
 
 class JsonRequest(Request):
@@ -246,7 +234,9 @@ class EngineServer:
         self.metrics = Metrics(engine.load, engine.kv)
         self.tokenising = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self.started = int(time.time())
+        self._vocabularies: WeakKeyDictionary[Runner, Vocabulary] = WeakKeyDictionary()
         self.delivery: Delivery
+        self.closing = False  # ends the streams that have no end of their own
 
     def app(self) -> FastAPI:
         app = FastAPI(title="Paged Arena engine", docs_url=None, redoc_url=None, lifespan=self._lifespan)
@@ -267,6 +257,7 @@ class EngineServer:
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.show_metrics),
             ("GET", "/kv", self.kv),
+            ("GET", "/kv/pages", self.kv_pages),
         ):
             app.add_api_route(path, route, methods=[method], response_model=None)
         return app
@@ -285,7 +276,8 @@ class EngineServer:
         chat = runner.chat_format(spec.chat_template)
         prompt_ids = await self._encode_chat(chat, spec, body)
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
-        answer = Answer(CHAT, body.model, include_usage=body.include_usage)
+        vocabulary = self._vocabulary(runner) if body.logprobs else None
+        answer = Answer(CHAT, body.model, usage=body.stream_options, vocabulary=vocabulary)
         return Generation(self, body, answer, prompt_ids, params, timer)
 
     async def complete(self, body: CompletionRequest) -> Response:
@@ -293,8 +285,18 @@ class EngineServer:
         timer = self.metrics.timer(body.model)
         prompt_ids = await self._encode_prompt(runner, body.prompt)
         params = params_for(body, runner, spec, prompt_ids, max_tokens=COMPLETION_TOKENS)
-        answer = Answer(TEXT, body.model, include_usage=body.include_usage)
+        vocabulary = self._vocabulary(runner) if body.echo or body.logprobs is not None else None
+        text = body.prompt if isinstance(body.prompt, str) else None
+        echo = echo_of(prompt_ids, vocabulary, text) if body.echo else NO_ECHO
+        scored = vocabulary if body.logprobs is not None else None
+        answer = Answer(TEXT, body.model, usage=body.stream_options, vocabulary=scored, echo=echo)
         return Generation(self, body, answer, prompt_ids, params, timer)
+
+    def _vocabulary(self, runner: Runner) -> Vocabulary:
+        """Made once a checkpoint, and gone with it."""
+        if runner not in self._vocabularies:
+            self._vocabularies[runner] = Vocabulary(runner.tokenizer)
+        return self._vocabularies[runner]
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         runner, spec = self.engine.runner_of(body.model)
@@ -364,6 +366,11 @@ class EngineServer:
 
     async def kv(self) -> Response:
         return json_response(await asyncio.to_thread(self.engine.kv))
+
+    async def kv_pages(self) -> Response:
+        """The page map, live; ends when its reader does."""
+        frames = page_frames(self.engine, is_over=lambda: self.closing)
+        return StreamingResponse(frames, media_type="application/octet-stream")
 
     async def _encode_chat(self, chat: ChatFormat, spec: ModelSpec, body: ChatRequest | TokenizeRequest) -> list[int]:
         messages = [message.as_dict() for message in body.messages]
@@ -463,6 +470,7 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.engine_server.closing = True
         self.engine_server.delivery.fail_all(EngineDead("the engine is shutting down"))
         await super().shutdown(sockets)
 
