@@ -86,16 +86,17 @@ class Database:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def upgrade_to_head(self) -> None:
+    def upgrade_to_head(self, revision: str = "head") -> None:
         """Brings the tables to this version, making them where there are none. Of several processes one does it.
 
-        All or nothing: a migration that fails leaves the database as it was. Raises DatabaseTooNew.
+        `revision` stops earlier. All or nothing: a migration that fails leaves the database as it was.
+        Raises DatabaseTooNew.
         """
         with self._migration_connection() as connection:
             config = alembic.config.Config(attributes={"connection": connection})
             config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
             try:
-                alembic.command.upgrade(config, "head")
+                alembic.command.upgrade(config, revision)
             except alembic.util.CommandError as error:
                 if "Can't locate revision" not in str(error):
                     raise

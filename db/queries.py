@@ -7,20 +7,24 @@ whole transaction back by itself, and the error about the lost savepoint would h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from db import vote_log
+from db.decisions import REASONS
 from db.errors import AlreadyVoted, NameTaken, NotFound, NotVotable
-from db.tables import SIDES, Answer, Battle, Model, Rating, Turn, Visitor, Vote
+from db.tables import SIDES, Answer, Battle, Decision, LogHead, Model, Rating, Turn, Visitor, Vote
 from db.vote_kinds import VOTE_KINDS
 
+LIMIT_LOCK = 0x4C494D54  # seed of the advisory locks of who counts battles against a limit
 VOTE_LOCK = 0x564F5445  # PostgreSQL's advisory lock of whoever inserts a vote
 
 # Models
@@ -38,6 +42,10 @@ def add_model(
     context_length: int | None = None,
     endpoint_key_env: str | None = None,
     enabled: bool = True,
+    sampling_weight: float = 1.0,
+    organisation: str | None = None,
+    licence: str | None = None,
+    parameters: str | None = None,
 ) -> Model:
     """Raises NameTaken, and the session must end with it."""
     model = Model(
@@ -50,6 +58,10 @@ def add_model(
         endpoint_key_env=endpoint_key_env,
         enabled=enabled,
         created_at=now,
+        sampling_weight=sampling_weight,
+        organisation=organisation,
+        licence=licence,
+        parameters=parameters,
     )
     session.add(model)
     try:
@@ -110,8 +122,9 @@ def _change_model(session: Session, name: str, changes: dict[str, Any]) -> Model
 # Visitors
 
 
-def add_visitor(session: Session, visitor_id: str, now: datetime) -> Visitor:
-    visitor = Visitor(id=visitor_id, created_at=now)
+def add_visitor(session: Session, visitor_id: str, now: datetime, *, public_id: str | None = None) -> Visitor:
+    """`public_id` is what exports call the visitor; the id itself is the cookie, and never leaves."""
+    visitor = Visitor(id=visitor_id, public_id=public_id, created_at=now)
     session.add(visitor)
     session.flush()
     return visitor
@@ -266,30 +279,171 @@ def interrupt_all(session: Session, now: datetime) -> int:
 # Votes
 
 
-def cast_vote(session: Session, *, battle_id: str, visitor_id: str, kind: str, now: datetime) -> Vote:
-    """The battle's one vote, and its state with it. Raises NotFound, AlreadyVoted or NotVotable,
-    and the session must end with it.
+def cast_vote(
+    session: Session,
+    *,
+    battle_id: str,
+    visitor_id: str,
+    kind: str,
+    now: datetime,
+    sign: vote_log.Sign | None = None,
+    counted: bool = True,
+    reason: str = "",
+    decided_by: str = "",
+    note: str = "",
+) -> Vote:
+    """The battle's one vote and its place in the log, and its state with it. Raises NotFound, AlreadyVoted or
+    NotVotable, and the session must end with it.
 
     Votes enter one at a time (`BEGIN IMMEDIATE` on SQLite, an advisory lock on PostgreSQL), so that the order of their
-    ids is the order of their commits and a board up to a vote's id stays what it was.
+    ids is the order of their commits, a board up to a vote's id stays what it was, and the log is one chain.
+    A vote that does not count from the start (`counted` False) comes with the decision that says why.
     """
     if kind not in VOTE_KINDS:
         raise ValueError(f"vote kind must be one of {', '.join(VOTE_KINDS)}, not {kind!r}")
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(VOTE_LOCK)))
-    find_battle(session, battle_id, visitor_id)
+    lock_votes(session)
+    battle = find_battle(session, battle_id, visitor_id)
     if not advance_battle(session, battle_id, ("votable",), "voted", now):
         state = find_battle(session, battle_id).state
         if state == "voted":
             raise AlreadyVoted("this battle has its vote")
         raise NotVotable(f"a battle that is {state} cannot be voted on")
-    vote = Vote(battle_id=battle_id, visitor_id=visitor_id, kind=kind, created_at=now)
-    session.add(vote)
     try:
-        session.flush()
+        vote = append_vote(session, battle, kind, now, sign)
     except IntegrityError as error:
         raise AlreadyVoted("this battle has its vote") from error
+    if not counted:
+        decide(session, [vote], False, reason, decided_by, now, note=note, sign=sign, retroactive=False)
     return vote
+
+
+def lock_votes(session: Session) -> None:
+    """From here to the session's end nobody else appends to the log; on SQLite every writer has this already."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(VOTE_LOCK)))
+
+
+def append_vote(
+    session: Session,
+    battle: Battle,
+    kind: str,
+    now: datetime,
+    sign: vote_log.Sign | None,
+    *,
+    salt: str | None = None,
+    imported_from: str | None = None,
+    details: dict[str, Any] | None = None,
+) -> Vote:
+    """The next vote of the log, whose lock the session holds. Raises IntegrityError where the battle has one."""
+    salt = salt or uuid4().hex
+    names = {side: model.name for side, model in models_of(session, battle).items()}
+    private = vote_log.private_digest(
+        salt, session.get(Visitor, battle.visitor_id).public_id, conversation_of(session, battle.id), details
+    )
+    body = vote_log.vote_body(
+        battle=battle.id,
+        model_a=names["a"],
+        model_b=names["b"],
+        kind=kind,
+        created_at=now,
+        private_digest=private,
+    )
+    entry = _append_to_log(session, vote_log.VOTES, body, sign)
+    vote = Vote(
+        battle_id=battle.id,
+        visitor_id=battle.visitor_id,
+        kind=kind,
+        created_at=now,
+        number=entry.number,
+        counted=True,
+        previous_hash=entry.previous_hash,
+        chain_hash=entry.chain_hash,
+        private_digest=private,
+        private_salt=salt,
+        imported_from=imported_from,
+        details=details,
+    )
+    session.add(vote)
+    session.flush()
+    return vote
+
+
+def conversation_of(session: Session, battle_id: str) -> list[dict[str, str]]:
+    """One {"prompt", "a", "b"} a turn: what was voted on, as the log's digests cover it."""
+    texts: dict[int, dict[str, str]] = {turn.number: {"prompt": turn.prompt} for turn in turns_of(session, battle_id)}
+    for (number, side), answer in current_answers(session, battle_id).items():
+        texts[number][side] = answer.text
+    return list(texts.values())
+
+
+def decide(
+    session: Session,
+    votes: Sequence[Vote],
+    counted: bool,
+    reason: str,
+    decided_by: str,
+    now: datetime,
+    *,
+    note: str = "",
+    sign: vote_log.Sign | None = None,
+    retroactive: bool = True,
+) -> None:
+    """Whether these votes count from now on, logged. Boards that were cached before are forgotten: a recount."""
+    if reason not in REASONS:
+        raise ValueError(f"a reason is one of {', '.join(REASONS)}, not {reason!r}")
+    lock_votes(session)
+    for vote in votes:
+        body = vote_log.decision_body(
+            vote=vote.number, counted=counted, reason=reason, decided_by=decided_by, note=note, created_at=now
+        )
+        entry = _append_to_log(session, vote_log.DECISIONS, body, sign)
+        session.add(
+            Decision(
+                number=entry.number,
+                vote_id=vote.id,
+                counted=counted,
+                reason=reason,
+                decided_by=decided_by,
+                note=note,
+                retroactive=retroactive,
+                created_at=now,
+                previous_hash=entry.previous_hash,
+                chain_hash=entry.chain_hash,
+            )
+        )
+        vote.counted, vote.not_counted_reason = counted, None if counted else reason
+    session.flush()
+    if votes and retroactive:
+        session.execute(delete(Rating))
+
+
+def _append_to_log(session: Session, name: str, body: dict[str, Any], sign: vote_log.Sign | None) -> vote_log.Entry:
+    row = _head_row(session, name)
+    entry, after = vote_log.append(head_of(row), body, sign)
+    row.entries, row.chain_hash, row.signed_from = after.entries, after.chain_hash, after.signed_from
+    row.signature = after.signature
+    return entry
+
+
+def _head_row(session: Session, name: str) -> LogHead:
+    row = session.get(LogHead, name, populate_existing=True)
+    if row is None:
+        raise NotFound(f"the log has no head of its {name}: the database was not migrated by this program")
+    return row
+
+
+def head_of(row: LogHead) -> vote_log.Head:
+    return vote_log.Head(row.name, row.entries, row.chain_hash, row.signed_from, row.signature)
+
+
+def log_head(session: Session, name: str) -> vote_log.Head:
+    """`name`: vote_log.VOTES or vote_log.DECISIONS."""
+    return head_of(_head_row(session, name))
+
+
+def last_decision(session: Session) -> int:
+    """Number of the last decision that changed votes already on boards; 0 where there is none."""
+    return session.scalar(select(func.coalesce(func.max(Decision.number), 0)).where(Decision.retroactive))
 
 
 def vote_of(session: Session, battle_id: str) -> Vote | None:
@@ -297,6 +451,16 @@ def vote_of(session: Session, battle_id: str) -> Vote | None:
 
 
 # Limits
+
+
+def count_in_turn(session: Session, *who: str) -> None:
+    """Until this transaction ends nobody else's counts for any of these; each takes them in the same order.
+
+    SQLite has one writer anyway; on PostgreSQL two who begin at once would both find room for the last one.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        for each in who:
+            session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(each, LIMIT_LOCK))))
 
 
 def count_battles(
@@ -338,19 +502,19 @@ class VotedPair:
 
 
 def votes_in_order(session: Session, after: int = 0) -> list[VotedPair]:
-    """Every vote on a battle between two models, in the order of their commit; models retired since included."""
+    """Every counted vote on a battle between two models, in the order of commit; models retired since included."""
     query = (
         select(Vote.id, Battle.model_a_id, Battle.model_b_id, Vote.kind)
         .join(Battle, Battle.id == Vote.battle_id)
-        .where(Battle.state == "voted", Vote.id > after)
+        .where(Battle.state == "voted", Vote.counted, Vote.id > after)
         .order_by(Vote.id)
     )
     return [VotedPair(*row) for row in session.execute(query)]
 
 
 def last_vote_id(session: Session, before: int | None = None) -> int:
-    """0 where there is none."""
-    query = select(func.coalesce(func.max(Vote.id), 0))
+    """Of those that count; 0 where there is none."""
+    query = select(func.coalesce(func.max(Vote.id), 0)).where(Vote.counted)
     return session.scalar(query if before is None else query.where(Vote.id < before))
 
 
@@ -366,7 +530,7 @@ def cached_ratings(session: Session, method: str, ci: str) -> list[tuple[str, Ra
 
 
 def save_ratings(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    """Caches rows, each with all columns of Rating; a row that has seen later votes stays as it is."""
+    """Caches rows, each with all columns of Rating; a row that has seen later votes or decisions stays as it is."""
     if not rows:
         return
     insert = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[session.get_bind().dialect.name](Rating)
@@ -375,7 +539,8 @@ def save_ratings(session: Session, rows: Sequence[dict[str, Any]]) -> None:
         insert.on_conflict_do_update(
             index_elements=key,
             set_={column.name: column for column in insert.excluded if column.name not in key},
-            where=Rating.last_vote_id <= insert.excluded.last_vote_id,
+            where=tuple_(Rating.last_decision, Rating.last_vote_id)
+            <= tuple_(insert.excluded.last_decision, insert.excluded.last_vote_id),
         ),
         rows,
     )
@@ -385,3 +550,82 @@ def advance_ratings(session: Session, method: str, ci: str, last_vote_id: int, n
     """Marks all rows of a board as right up to that vote: for methods where a vote moves only the two it is about."""
     statement = update(Rating).where(Rating.method == method, Rating.ci == ci)
     session.execute(statement.values(last_vote_id=last_vote_id, updated_at=now))
+
+
+# The vote log
+
+
+def verify_log(session: Session, sign: vote_log.Sign | None) -> vote_log.Report:
+    """Reads the whole log. Without `sign` no signature is looked at."""
+    votes = (
+        vote_log.KeptVote(
+            entry,
+            vote.private_salt,
+            private_part(session, vote) if vote.private_salt else None,
+            vote.counted,
+            vote.not_counted_reason,
+        )
+        for entry, vote in logged_votes(session)
+    )
+    heads = {name: log_head(session, name) for name in (vote_log.VOTES, vote_log.DECISIONS)}
+    return vote_log.verify(votes, (entry for entry, _ in logged_decisions(session)), heads, sign)
+
+
+def sign_log(session: Session, sign: vote_log.Sign) -> None:
+    """Signs heads that nobody has signed yet, as after an upgrade; they say that they vouch from here on only."""
+    lock_votes(session)
+    for row in session.scalars(select(LogHead).where(LogHead.signature.is_(None), LogHead.entries > 0)):
+        row.signed_from = row.entries
+        row.signature = sign(head_of(row).text)
+
+
+def logged_votes(session: Session) -> Iterator[tuple[vote_log.Entry, Vote]]:
+    """The chain of the votes as it is stored, by id: an entry of the log with the row it was read from."""
+    a, b = aliased(Model), aliased(Model)
+    query = (
+        select(Vote, a.name, b.name)
+        .join(Battle, Battle.id == Vote.battle_id)
+        .join(a, a.id == Battle.model_a_id)
+        .join(b, b.id == Battle.model_b_id)
+        .order_by(Vote.id)
+        .execution_options(yield_per=1000, populate_existing=True)
+    )
+    for vote, model_a, model_b in session.execute(query):
+        body = vote_log.vote_body(
+            battle=vote.battle_id,
+            model_a=model_a,
+            model_b=model_b,
+            kind=vote.kind,
+            created_at=vote.created_at,
+            private_digest=vote.private_digest,
+        )
+        yield vote_log.Entry(vote.number, vote.previous_hash, vote.chain_hash, body), vote
+
+
+def logged_decisions(session: Session) -> Iterator[tuple[vote_log.Entry, Decision]]:
+    """The chain of the decisions as it is stored, by id."""
+    query = (
+        select(Decision, Vote.number)
+        .join(Vote, Vote.id == Decision.vote_id)
+        .order_by(Decision.id)
+        .execution_options(yield_per=1000, populate_existing=True)
+    )
+    for decision, vote_number in session.execute(query):
+        body = vote_log.decision_body(
+            vote=vote_number,
+            counted=decision.counted,
+            reason=decision.reason,
+            decided_by=decision.decided_by,
+            note=decision.note,
+            created_at=decision.created_at,
+        )
+        yield vote_log.Entry(decision.number, decision.previous_hash, decision.chain_hash, body), decision
+
+
+def private_part(session: Session, vote: Vote) -> dict[str, Any]:
+    """What the vote's private digest covers, as it is stored now: the arguments of `vote_log.private_digest`."""
+    return {
+        "visitor": session.get(Visitor, vote.visitor_id).public_id,
+        "conversation": conversation_of(session, vote.battle_id),
+        "details": vote.details,
+    }

@@ -9,7 +9,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, CheckConstraint, Double, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import DateTime, TypeDecorator
 
@@ -92,16 +103,25 @@ class Model(Table):
     enabled: Mapped[bool]
     retired_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
+    sampling_weight: Mapped[float] = mapped_column(server_default=text("1.0"))  # how often it is drawn, 1 the usual
+    organisation: Mapped[str | None]
+    licence: Mapped[str | None]
+    parameters: Mapped[str | None]  # how many, as people write it: 135M
 
 
 class Visitor(Table):
-    """A browser with our cookie."""
+    """A browser with our cookie, or whoever an imported file calls one visitor."""
 
     __tablename__ = "visitors"
+    __table_args__ = (Index(None, "public_id", unique=True),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)  # uuid4 in hex
     created_at: Mapped[datetime]
     notice_accepted_at: Mapped[datetime | None]
+    public_id: Mapped[str | None]  # what exports call the visitor; None where a file told of none
+    quarantined_at: Mapped[datetime | None]  # since then no vote is counted
+    quarantine_reason: Mapped[str | None]
+    forgotten_at: Mapped[datetime | None]  # texts and cookie are gone; this row only keeps the votes together
 
 
 class Battle(Table):
@@ -169,7 +189,10 @@ class Answer(Table):
 
 
 class Vote(Table):
-    """A fact. Ids rise in the order of commit and are never used twice: votes are inserted one at a time."""
+    """A fact. Ids rise in the order of commit and are never used twice: votes are inserted one at a time.
+
+    `counted` and its reason are what the last `Decision` on the vote says; all else never changes but by forgetting.
+    """
 
     __tablename__ = "votes"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -179,6 +202,46 @@ class Vote(Table):
     visitor_id: Mapped[str] = mapped_column(ForeignKey("visitors.id"), index=True)
     kind: Mapped[str]  # a key of db.vote_kinds.VOTE_KINDS
     created_at: Mapped[datetime]
+    number: Mapped[int] = mapped_column(unique=True)  # from 1, without a gap: its place in the vote log
+    counted: Mapped[bool]
+    not_counted_reason: Mapped[str | None]  # a key of db.decisions.REASONS
+    previous_hash: Mapped[str]
+    chain_hash: Mapped[str]
+    private_digest: Mapped[str]  # of visitor, texts and details, under the salt
+    private_salt: Mapped[str | None]  # None once the visitor was forgotten: the digest then tells nothing
+    imported_from: Mapped[str | None]  # format and sha256 of the file
+    details: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # what else that file said of it
+
+
+class Decision(Table):
+    """Whether a vote counts from now on, and why: the second chain of the log. The last one on a vote holds."""
+
+    __tablename__ = "decisions"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(unique=True)  # from 1, without a gap
+    vote_id: Mapped[int] = mapped_column(ForeignKey("votes.id"), index=True)
+    counted: Mapped[bool]
+    reason: Mapped[str]  # a key of db.decisions.REASONS
+    decided_by: Mapped[str]
+    note: Mapped[str] = mapped_column(FreeText)  # for the admin
+    retroactive: Mapped[bool]  # the vote stood on boards before: those are out of date
+    created_at: Mapped[datetime]
+    previous_hash: Mapped[str]
+    chain_hash: Mapped[str]
+
+
+class LogHead(Table):
+    """Where a chain of the log ends, signed: what makes a removed end show."""
+
+    __tablename__ = "log_heads"
+
+    name: Mapped[str] = mapped_column(primary_key=True)  # votes or decisions
+    entries: Mapped[int]
+    chain_hash: Mapped[str]
+    signed_from: Mapped[int]  # entries that were there when a head was first signed, or had lost its signature
+    signature: Mapped[str | None]
 
 
 class Rating(Table):
@@ -205,3 +268,4 @@ class Rating(Table):
     input_sha256: Mapped[str | None]
     notes: Mapped[dict[str, Any]]
     updated_at: Mapped[datetime]
+    last_decision: Mapped[int] = mapped_column(server_default=text("0"))  # number of the last decision it has seen

@@ -11,10 +11,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
+from db import queries, vote_log
 from db.connect import MIGRATIONS, Database
 from db.errors import DatabaseTooNew
-from db.tables import Table
-from tests.db.rows import add_visitor
+from db.tables import Table, Visitor, Vote
+from tests.db.rows import NOW, add_visitor, add_votable_battle
 
 
 def schema(database: Database) -> dict:
@@ -115,3 +116,42 @@ def test_database_of_a_later_version_is_left_alone(database):
 def test_migrations_are_one_line_of_numbered_files():
     files = sorted(path.name for path in (MIGRATIONS / "versions").glob("0*.py"))
     assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+
+
+VOTE_OF_BEFORE = """
+INSERT INTO models (id, name, source, system_prompt, sampling, enabled, created_at)
+  VALUES (1, 'alpha', 'path:/a', '', '{}', TRUE, '2026-11-29 12:00:00'),
+         (2, 'beta', 'path:/b', '', '{}', TRUE, '2026-11-29 12:00:00');
+INSERT INTO visitors (id, created_at) VALUES ('v1', '2026-11-29 12:00:00'), ('v2', '2026-11-29 12:00:00');
+INSERT INTO battles
+  (id, visitor_id, model_a_id, model_b_id, pair_probability, side_coin, state, created_at, updated_at)
+  VALUES ('b1', 'v1', 1, 2, 1.0, FALSE, 'voted', '2026-11-29 12:00:00', '2026-11-29 12:00:00'),
+         ('b2', 'v2', 2, 1, 1.0, TRUE, 'voted', '2026-11-29 12:00:00', '2026-11-29 12:00:00');
+INSERT INTO turns (id, battle_id, number, prompt, created_at) VALUES (51, 'b1', 1, 'Why?', '2026-11-29 12:00:00');
+INSERT INTO answers (id, turn_id, side, attempt, state, text, created_at)
+  VALUES (61, 51, 'a', 1, 'failed', '', '2026-11-29 12:00:00'), (62, 51, 'a', 2, 'done', 'So.', '2026-11-29 12:00:00'),
+         (63, 51, 'b', 1, 'done', 'Thus.', '2026-11-29 12:00:00');
+INSERT INTO votes (battle_id, visitor_id, kind, created_at)
+  VALUES ('b1', 'v1', 'a', '2026-11-29 12:00:00.5'), ('b2', 'v2', 'tie', '2026-11-29 12:00:01')
+"""
+
+
+def test_votes_of_the_first_version_are_chained_as_they_stand(connect):
+    database = connect()
+    database.upgrade_to_head("0001")
+    with database.session() as session:
+        for statement in VOTE_OF_BEFORE.split(";"):
+            session.execute(text(statement.replace(":", r"\:")))
+    database.upgrade_to_head()
+    with database.session() as session:
+        votes = session.scalars(sqlalchemy.select(Vote).order_by(Vote.id)).all()
+        assert [(vote.number, vote.counted, vote.kind) for vote in votes] == [(1, True, "a"), (2, True, "tie")]
+        assert queries.conversation_of(session, "b1") == [{"prompt": "Why?", "a": "So.", "b": "Thus."}]
+        assert queries.verify_log(session, None).faults == ()
+        head = queries.log_head(session, vote_log.VOTES)
+        assert (head.entries, head.signed_from, head.signature) == (2, 2, None)
+        assert len({visitor.public_id for visitor in session.scalars(sqlalchemy.select(Visitor))}) == 2
+        assert queries.model_named(session, "alpha").sampling_weight == 1.0
+        votable = add_votable_battle(session, "v1", (1, 2))
+        assert queries.cast_vote(session, battle_id=votable.id, visitor_id="v1", kind="b", now=NOW).number == 3
+        assert queries.verify_log(session, None).faults == ()
