@@ -71,6 +71,7 @@ def board(
 def _compute_board(database: Database, method: str, ci: str, clock: Callable[[], datetime]) -> Board:
     with database.session(read_only=True) as session:
         last_vote_id = queries.last_vote_id(session)
+        last_decision = queries.last_decision(session)
         cached = _cached_board(session, method, ci, last_vote_id)
         if cached is not None:
             return cached
@@ -87,7 +88,7 @@ def _compute_board(database: Database, method: str, ci: str, clock: Callable[[],
     made = rate(games, method, ci, live_elo=live_elo, input_sha256=digest.hexdigest(), version=VERSION)
     try:
         with database.session() as session:
-            _keep(session, made, model_ids, last_vote_id, clock())
+            _keep(session, made, model_ids, last_vote_id, last_decision, clock())
     except DatabaseUnavailable as error:  # the board is right all the same, and will be computed again
         logger.warning("the board was not cached: %s", error)
     return made
@@ -100,8 +101,9 @@ def count_vote(session: Session, vote: Vote, now: datetime) -> None:
     board is computed from all votes.
     """
     live = {rating.model_id: rating for _, rating in queries.cached_ratings(session, *LIVE_ELO)}
-    seen = {rating.last_vote_id for rating in live.values()} or {0}
-    if seen != {queries.last_vote_id(session, before=vote.id)}:
+    seen = {(rating.last_vote_id, rating.last_decision) for rating in live.values()} or {(0, 0)}
+    last_decision = queries.last_decision(session)
+    if seen != {(queries.last_vote_id(session, before=vote.id), last_decision)}:
         return
     battle = queries.find_battle(session, vote.battle_id)
     score = VOTE_KINDS[vote.kind].score_a
@@ -110,12 +112,14 @@ def count_vote(session: Session, vote: Vote, now: datetime) -> None:
     rows = []
     for model_id, rating, won in zip(pair, elo.update(*before, score), (score == 1, score == 0), strict=True):
         votes, wins = (live[model_id].votes, live[model_id].wins) if model_id in live else (0, 0)
-        rows.append(_live_elo_row(model_id, rating, votes + 1, wins + won, vote.id, now))
+        rows.append(_live_elo_row(model_id, rating, votes + 1, wins + won, vote.id, last_decision, now))
     queries.save_ratings(session, rows)
     queries.advance_ratings(session, *LIVE_ELO, vote.id, now)
 
 
-def _live_elo_row(model_id: int, rating: float, votes: int, wins: int, vote_id: int, now: datetime) -> dict:
+def _live_elo_row(
+    model_id: int, rating: float, votes: int, wins: int, vote_id: int, last_decision: int, now: datetime
+) -> dict:
     method, ci = LIVE_ELO
     return {
         "model_id": model_id,
@@ -130,6 +134,7 @@ def _live_elo_row(model_id: int, rating: float, votes: int, wins: int, vote_id: 
         "wins": wins,
         "elo": rating,
         "last_vote_id": vote_id,
+        "last_decision": last_decision,
         "input_sha256": None,
         "notes": {},
         "updated_at": now,
@@ -139,7 +144,8 @@ def _live_elo_row(model_id: int, rating: float, votes: int, wins: int, vote_id: 
 def _live_elo(session: Session, last_vote_id: int) -> dict[str, float] | None:
     """By model; None where the cache is not right up to the last vote."""
     live = queries.cached_ratings(session, *LIVE_ELO)
-    if not live or any(rating.last_vote_id != last_vote_id for _, rating in live):
+    now = (last_vote_id, queries.last_decision(session))
+    if not live or any((rating.last_vote_id, rating.last_decision) != now for _, rating in live):
         return None
     return {name: rating.elo for name, rating in live}
 
@@ -150,8 +156,9 @@ ROW_COLUMNS = ("rating", "lower", "upper", "rank_best", "rank_worst", "votes", "
 def _cached_board(session: Session, method: str, ci: str, last_vote_id: int) -> Board | None:
     """What `_keep` kept, if it has seen the last vote and was made by this version."""
     cached = queries.cached_ratings(session, method, ci)
+    now = (last_vote_id, queries.last_decision(session), VERSION)
     if not cached or any(
-        rating.last_vote_id != last_vote_id or rating.notes["version"] != VERSION for _, rating in cached
+        (rating.last_vote_id, rating.last_decision, rating.notes["version"]) != now for _, rating in cached
     ):
         return None
     first = cached[0][1]
@@ -165,7 +172,9 @@ def _cached_board(session: Session, method: str, ci: str, last_vote_id: int) -> 
     )
 
 
-def _keep(session: Session, made: Board, model_ids: dict[str, int], last_vote_id: int, now: datetime) -> None:
+def _keep(
+    session: Session, made: Board, model_ids: dict[str, int], last_vote_id: int, last_decision: int, now: datetime
+) -> None:
     notes = {name: getattr(made, name) for name in ("votes", "version", "prior_weight", "islands", "rounds")}
     queries.save_ratings(
         session,
@@ -175,6 +184,7 @@ def _keep(session: Session, made: Board, model_ids: dict[str, int], last_vote_id
                 "method": made.method,
                 "ci": made.ci,
                 "last_vote_id": last_vote_id,
+                "last_decision": last_decision,
                 "input_sha256": made.input_sha256,
                 "notes": notes,
                 "updated_at": now,
@@ -185,5 +195,8 @@ def _keep(session: Session, made: Board, model_ids: dict[str, int], last_vote_id
     )
     queries.save_ratings(
         session,
-        [_live_elo_row(model_ids[row.model], row.elo, row.votes, row.wins, last_vote_id, now) for row in made.rows],
+        [
+            _live_elo_row(model_ids[row.model], row.elo, row.votes, row.wins, last_vote_id, last_decision, now)
+            for row in made.rows
+        ],
     )
