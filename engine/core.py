@@ -44,6 +44,7 @@ from engine.errors import (
     ModelNotReady,
     QueueFull,
 )
+from engine.grammar import Grammar
 from engine.kv.geometry import default_page_bytes
 from engine.kv.manager import CheckpointKV
 from engine.kv.pool import PagePool
@@ -216,8 +217,8 @@ class Engine:
         try:
             event = choice.accept(drawn.token, drawn.score)
         except Exception as error:
-            log.exception("request %s: token %d has no text", choice.request.id, drawn.token)
-            return self._fail(choice.sequence, f"the tokenizer failed: {error}")
+            log.exception("request %s: token %d cannot be taken", choice.request.id, drawn.token)
+            return self._fail(choice.sequence, f"token {drawn.token} cannot be taken: {error}")
         self.counts.generated_tokens += 1
         if event.finish_reason:
             self._forget(choice)
@@ -301,16 +302,24 @@ class Engine:
 
     # Requests
 
-    def submit(self, model: str, prompt_ids: list[int], params: SamplingParams, deliver: Deliver) -> str:
-        """Queues a request and returns its id. Its events come through `deliver`, on the engine's thread, until one has
-        a finish_reason; `deliver` must not block.
+    def submit(
+        self,
+        model: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        deliver: Deliver,
+        *,
+        grammar: Grammar | None = None,
+    ) -> str:
+        """Queues a request and returns its id. Its events come through `deliver`, on the engine's thread, until each of
+        its choices had one with a finish_reason; `deliver` must not block. `grammar`: what each answer is held to.
 
         Raises ModelNotFound, ModelNotReady, ContextTooLong, BadRequest, QueueFull, EngineDead.
         """
         served = self._ready(model)
         self._check(served, prompt_ids, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver)
+        request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver, grammar)
         self._post(partial(self._add, request), partial(self._stopped, request))
         return request.id
 

@@ -11,6 +11,7 @@ from engine.logprobs import Score
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
 
 if TYPE_CHECKING:
+    from engine.grammar import Grammar
     from engine.models import Model
 
 Deliver = Callable[[GenerationEvent], None]
@@ -21,7 +22,14 @@ class Request:
     for all."""
 
     def __init__(
-        self, id: str, model: Model, prompt_ids: list[int], params: SamplingParams, seed: int, deliver: Deliver
+        self,
+        id: str,
+        model: Model,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        deliver: Deliver,
+        grammar: Grammar | None = None,
     ) -> None:
         self.id = id
         self.model = model
@@ -29,9 +37,9 @@ class Request:
         self.deliver = deliver
         self.prompt_scores: list[Score | None] = [None] * len(prompt_ids) if params.prompt_logprobs else []
         self.choices = [Choice(self, index, prompt_ids, params, seed + index) for index in range(params.n)]
-        if params.logit_bias:
+        if params.logit_bias or grammar:
             for choice in self.choices:
-                choice.constraint = Constraint(params)
+                choice.constraint = Constraint(params, grammar)
         first, *forks = self.choices
         self.sequence = Sequence(model.checkpoint.space, prompt_ids, params.max_tokens, owner=first)
         self.sequence.scored = params.prompt_logprobs

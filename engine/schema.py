@@ -26,7 +26,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None,),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
@@ -132,6 +131,45 @@ class Message(Schema):
         return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
 
 
+class JsonSchemaFormat(Schema):
+    """`name`, `description` and `strict` say nothing that changes the answer: it always follows the schema."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Schema):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def schema_where_it_is_said(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidParameter("response_format", "response_format: json_schema goes with the type json_schema")
+        return self
+
+
+class StructuredOutputs(Schema):
+    """vLLM's: what the answer is held to; one of these."""
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    grammar: str | None = Field(None, description="In Lark's notation.")
+    json_object: Literal[True] | None = None
+
+    def asked(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    @model_validator(mode="after")
+    def one_kind(self) -> StructuredOutputs:
+        if len(self.asked()) != 1:
+            raise InvalidParameter("structured_outputs", "structured_outputs takes exactly one of its fields")
+        return self
+
+
 class GenerationRequest(Sampling):
     off = OFF
     no_effect = NO_EFFECT
@@ -144,9 +182,28 @@ class GenerationRequest(Sampling):
         None, max_length=1024, description="Token id to what is added to its logit."
     )
 
-    @property
-    def usage_asked(self) -> StreamOptions:
-        return self.stream_options or StreamOptions()
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="As structured_outputs.json.")
+    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=1024)
+    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+
+    def grammar_asked(self) -> tuple[str, str, Any] | None:
+        """The parameter that says what the answer is held to, which sort of grammar, and the grammar."""
+        asked = []
+        if self.response_format and self.response_format.json_schema:
+            asked.append(("response_format", "json", self.response_format.json_schema.json_schema))
+        elif self.response_format and self.response_format.type == "json_object":
+            asked.append(("response_format", "json_object", None))
+        if self.structured_outputs:
+            asked += [("structured_outputs", *item) for item in self.structured_outputs.asked().items()]
+        for kind in ("json", "regex", "choice", "grammar"):
+            if (value := getattr(self, f"guided_{kind}")) is not None:
+                asked.append((f"guided_{kind}", kind, value))
+        if len(asked) > 1:
+            raise InvalidParameter(asked[1][0], f"{asked[0][0]} and {asked[1][0]} both say what to answer; give one")
+        return asked[0] if asked else None
 
     @property
     def scores_asked(self) -> dict[str, Any]:

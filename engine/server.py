@@ -38,6 +38,7 @@ from engine.config import EngineConfig, is_loopback
 from engine.core import Engine
 from engine.delivery import ClientGone, Delivery, Inbox
 from engine.errors import BadRequest, BodyTooLarge, EngineDead, EngineError, InvalidParameter, NotAuthorized
+from engine.grammar import Grammar, Grammars
 from engine.metrics import Metrics, RequestTimer
 from engine.models import ModelSpec, ModelStatus
 from engine.schema import (
@@ -142,15 +143,18 @@ class Generation(Response):
         prompt_ids: list[int],
         params: SamplingParams,
         timer: RequestTimer,
+        grammar: Grammar | None,
     ) -> None:
         self.server, self.request, self.answer = server, request, answer
-        self.prompt_ids, self.params, self.timer = prompt_ids, params, timer
+        self.prompt_ids, self.params, self.timer, self.grammar = prompt_ids, params, timer, grammar
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.server.engine
         with self.server.delivery.inbox(self.timer.observe, choices=self.params.n) as inbox:
-            request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver)
+            request_id = engine.submit(
+                self.request.model, self.prompt_ids, self.params, inbox.deliver, grammar=self.grammar
+            )
             watch = asyncio.create_task(watch_connection(receive, inbox))
             try:
                 await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
@@ -232,6 +236,7 @@ class EngineServer:
         self.metrics = Metrics(engine.load, engine.kv)
         self.tokenising = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self.started = int(time.time())
+        self._grammars: WeakKeyDictionary[Runner, Grammars] = WeakKeyDictionary()
         self._vocabularies: WeakKeyDictionary[Runner, Vocabulary] = WeakKeyDictionary()
         self.delivery: Delivery
 
@@ -274,7 +279,7 @@ class EngineServer:
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         vocabulary = self._vocabulary(runner) if body.logprobs else None
         answer = Answer(CHAT, body.model, usage=body.stream_options, vocabulary=vocabulary)
-        return Generation(self, body, answer, prompt_ids, params, timer)
+        return Generation(self, body, answer, prompt_ids, params, timer, await self._grammar(runner, body))
 
     async def complete(self, body: CompletionRequest) -> Response:
         runner, spec = self.engine.runner_of(body.model)
@@ -286,13 +291,25 @@ class EngineServer:
         echo = echo_of(prompt_ids, vocabulary, text) if body.echo else NO_ECHO
         scored = vocabulary if body.logprobs is not None else None
         answer = Answer(TEXT, body.model, usage=body.stream_options, vocabulary=scored, echo=echo)
-        return Generation(self, body, answer, prompt_ids, params, timer)
+        return Generation(self, body, answer, prompt_ids, params, timer, await self._grammar(runner, body))
 
     def _vocabulary(self, runner: Runner) -> Vocabulary:
         """Made once a checkpoint, and gone with it."""
         if runner not in self._vocabularies:
             self._vocabularies[runner] = Vocabulary(runner.tokenizer)
         return self._vocabularies[runner]
+
+    async def _grammar(self, runner: Runner, body: GenerationRequest) -> Grammar | None:
+        """What the answer is held to, compiled off the event loop: it can take a while. Raises InvalidParameter."""
+        if (asked := body.grammar_asked()) is None:
+            return None
+
+        def compile() -> Grammar:
+            if runner not in self._grammars:
+                self._grammars[runner] = Grammars(runner.tokenizer, runner.vocab_size, runner.eos_token_ids)
+            return self._grammars[runner].compile(*asked)
+
+        return await asyncio.get_running_loop().run_in_executor(self.tokenising, compile)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         runner, spec = self.engine.runner_of(body.model)

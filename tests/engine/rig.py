@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.core import Engine, ModelSpec
@@ -73,10 +75,19 @@ class Rig:
     def status(self, name: str) -> str:
         return next(status.status for status in self.engine.models() if status.name == name)
 
-    def ask(self, model: str, prompt_ids: list[int], max_tokens: int = 8, temperature: float = 0, **params) -> Answer:
+    def ask(
+        self,
+        model: str,
+        prompt_ids: list[int],
+        max_tokens: int = 8,
+        temperature: float = 0,
+        terms: Mapping[str, Any] = MappingProxyType({}),
+        **params,
+    ) -> Answer:
+        """`terms`: what `Engine.submit` takes beside them."""
         params = SamplingParams(max_tokens, temperature, **{"seed": 0, **params})
         answer = Answer(prompt_ids, params, self.engine.runner_of(model)[0])
-        answer.id = self.engine.submit(model, prompt_ids, params, answer.events.append)
+        answer.id = self.engine.submit(model, prompt_ids, params, answer.events.append, **terms)
         return answer
 
     def until(self, holds: Callable[[], bool], steps: int = 20_000) -> None:

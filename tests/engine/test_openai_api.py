@@ -27,7 +27,6 @@ ASKED_FOR = {
     "parallel_tool_calls": True,
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low",
-    "response_format": {"type": "json_object"},
     "service_tier": "flex",
     "store": True,
     "suffix": "end",
