@@ -97,10 +97,14 @@ class NamedFormat:
         return ChatFormat(self.name, template, stop=self.stop, tokenizer=tokenizer, special_tokens=tokens)
 
 
-CHAT_FORMATS: dict[str, NamedFormat] = {
-    format.name: format
-    for format in (NamedFormat("plain-roles", stop=("\n\nUser:", "\n\nAssistant:", "\nUser:", "\nAssistant:")),)
-}
+# A base checkpoint goes on with the next turn, under the label that we gave it or one that it has made up.
+LABELS = ("User:", "User answer:", "User question:", "Assistant:", "Assistant answer:", "Question:")
+CHINESE_LABELS = ("用户:", "用户：", "助手:", "助手：")
+STOPS = tuple(f"\n{label}" for each in LABELS for label in (each, each.lower())) + tuple(
+    f"\n{label}" for label in CHINESE_LABELS
+)
+
+CHAT_FORMATS: dict[str, NamedFormat] = {format.name: format for format in (NamedFormat("plain-roles", stop=STOPS),)}
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat, control_token_pattern
 from engine.errors import BadRequest, CheckpointError
+from engine.text_stream import TextStream
 from tests.engine.tiny import BOS, CHATML_TEMPLATE, SPECIAL_TOKENS, TURN_TEMPLATE, tiny_gemma3, tiny_llama
 
 FANCY_TEMPLATE = """
@@ -184,3 +185,17 @@ def test_named_formats_keep_every_word_and_end_where_the_assistant_speaks(name, 
     assert not any(stop in "An answer.\n\nUsers like two parts." for stop in chat.stop)
     with pytest.raises(BadRequest, match="roles are"):
         chat.encode([{"role": "tool", "content": "x"}])
+
+
+@pytest.mark.parametrize("name", CHAT_FORMATS)
+@pytest.mark.parametrize(
+    "label",
+    ["User:", "Assistant:", "user:", "user answer:", "User answer:", "Question:", "question:", "用户：", "助手:"],
+)
+def test_an_answer_of_a_named_format_ends_before_a_label_of_the_next_turn(name, label, gemma):
+    tokenizer = Tokenizer.from_file(str(gemma / "tokenizer.json"))
+    for gap in ("\n", "\n\n"):
+        stream = TextStream(tokenizer, [], CHAT_FORMATS[name].stop)
+        text = f"An answer of a user: one.{gap}{label}\nand more"
+        said = "".join(stream.push(token) for token in tokenizer.encode(text, add_special_tokens=False).ids)
+        assert said.rstrip() == "An answer of a user: one." and stream.stopped
