@@ -47,9 +47,11 @@ from engine.errors import (
 from engine.grammar import Grammar
 from engine.kv.geometry import default_page_bytes
 from engine.kv.manager import CheckpointKV
+from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 from engine.kv.reserved import kv_manager
 from engine.models import Checkpoint, Model, ModelSpec, ModelStatus
+from engine.occupancy import occupancy
 from engine.request import Deliver, Request
 from engine.scheduler import Scheduler, Step
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
@@ -77,8 +79,13 @@ class Engine:
         self.config = config
         self.failure: str | None = None  # why the thread ended, if it was not told to
         self._step_began: float | None = None  # time.monotonic() of the step that runs now; None between two
+        self.page_map = PageMap(pool.total)
         self.memory = kv_manager(
-            config.policy, pool, chunk_tokens=config.max_batch_tokens, share_prefixes=config.enable_prefix_cache
+            config.policy,
+            pool,
+            chunk_tokens=config.max_batch_tokens,
+            share_prefixes=config.enable_prefix_cache,
+            page_map=self.page_map,
         )
         self.scheduler = Scheduler(
             self.memory,
@@ -221,6 +228,7 @@ class Engine:
             return self._fail(choice.sequence, f"token {drawn.token} cannot be taken: {error}")
         self.counts.generated_tokens += 1
         if event.finish_reason:
+            self.counts.answered(event.prompt_tokens, event.completion_tokens)
             self._forget(choice)
         self._deliver(choice.request, event)
 
@@ -538,6 +546,15 @@ class Engine:
     def kv(self) -> dict[str, Any]:
         """What the pool holds, and for whom; taken between two steps."""
         return self._ask(lambda: figures.kv(self.memory, self.scheduler, self._models, self._loaded, self._requests))
+
+    def occupancy(self) -> dict[str, Any]:
+        """The same without names, beside what contiguous reservation would take; taken between two steps."""
+
+        def now() -> dict[str, Any]:
+            models = list(self._models.values())
+            return occupancy(self.memory, self.scheduler, models, self.counts, self.page_map.states)
+
+        return self._ask(now)
 
     def load(self) -> dict[str, Any]:
         return figures.load(self.scheduler, self.memory, self.counts)

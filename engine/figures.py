@@ -21,6 +21,14 @@ class Counts:
     step_seconds: float = 0.0
     computed_tokens: int = 0  # prompt and decode, what was served from the cache not among them
     generated_tokens: int = 0
+    finished: int = 0  # requests that ended with an answer
+    finished_prompt_tokens: int = 0
+    finished_answer_tokens: int = 0
+
+    def answered(self, prompt_tokens: int, answer_tokens: int) -> None:
+        self.finished += 1
+        self.finished_prompt_tokens += prompt_tokens
+        self.finished_answer_tokens += answer_tokens
 
 
 def kv(

@@ -26,6 +26,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,6 +42,7 @@ from engine.errors import BadRequest, BodyTooLarge, EngineDead, EngineError, Inv
 from engine.grammar import Grammar, Grammars
 from engine.metrics import Metrics, RequestTimer
 from engine.models import ModelSpec, ModelStatus
+from engine.page_frames import page_frames
 from engine.schema import (
     ChatRequest,
     CompletionRequest,
@@ -239,6 +241,7 @@ class EngineServer:
         self._grammars: WeakKeyDictionary[Runner, Grammars] = WeakKeyDictionary()
         self._vocabularies: WeakKeyDictionary[Runner, Vocabulary] = WeakKeyDictionary()
         self.delivery: Delivery
+        self.closing = False  # ends the streams that have no end of their own
 
     def app(self) -> FastAPI:
         app = FastAPI(title="Paged Arena engine", docs_url=None, redoc_url=None, lifespan=self._lifespan)
@@ -259,6 +262,7 @@ class EngineServer:
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.show_metrics),
             ("GET", "/kv", self.kv),
+            ("GET", "/kv/pages", self.kv_pages),
         ):
             app.add_api_route(path, route, methods=[method], response_model=None)
         return app
@@ -380,6 +384,11 @@ class EngineServer:
     async def kv(self) -> Response:
         return json_response(await asyncio.to_thread(self.engine.kv))
 
+    async def kv_pages(self) -> Response:
+        """The page map, live; ends when its reader does."""
+        frames = page_frames(self.engine, is_over=lambda: self.closing)
+        return StreamingResponse(frames, media_type="application/octet-stream")
+
     async def _encode_chat(self, chat: ChatFormat, spec: ModelSpec, body: ChatRequest | TokenizeRequest) -> list[int]:
         messages = [message.as_dict() for message in body.messages]
         if spec.system_prompt and not any(message["role"] == "system" for message in messages):
@@ -478,6 +487,7 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.engine_server.closing = True
         self.engine_server.delivery.fail_all(EngineDead("the engine is shutting down"))
         await super().shutdown(sockets)
 

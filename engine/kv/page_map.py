@@ -23,7 +23,7 @@ FREE, CACHED, USED, SHARED, PINNED, PINNED_IN_USE = range(len(STATES))
 
 
 class PageMap:
-    """`states` uint8 [page]; `version` rises with every change, so that who draws it sees whether there is a need to."""
+    """`states` uint8 [page]; `version` rises with every change, so that who draws it sees if there is a need."""
 
     def __init__(self, total: int) -> None:
         self.states = np.zeros(total, np.uint8)
