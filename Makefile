@@ -8,11 +8,11 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 ARGS ?=
 
-.PHONY: help run test check format bench install pull tools clean
+.PHONY: help run test check format bench bench-peers install pull tools clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: pull  ## install, fetch the default checkpoints once, start engine and web (ARGS="--port 8080")
 	@exec $(BIN)/arena serve $(ARGS)
@@ -29,6 +29,9 @@ format: $(VENV)/.tests-installed  ## apply the formatter
 
 bench: pull  ## our engine over HTTP against transformers' generate, same weights, one run
 	@$(BIN)/arena engine bench --against transformers $(ARGS)
+
+bench-peers: pull  ## other engines beside ours: installed apart, loaded in turns (ARGS="--help")
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 pull: install  ## fetch and convert the default checkpoints into the cache folder
 	@$(BIN)/arena engine pull

@@ -51,12 +51,19 @@ def parser() -> argparse.ArgumentParser:
     pulling.add_argument("sources", nargs="*", default=DEFAULT_SOURCES, metavar="source", help="default: both defaults")
     pulling.set_defaults(command=pull, log_format="%(message)s")
     benching = commands.add_parser("bench", help="measure tokens per second, latencies and memory over HTTP")
-    benching.add_argument("load", nargs="?", default="W1", choices=("W1", "W2", "W3"), help="which load (default: W1)")
+    benching.add_argument(
+        "load", nargs="?", default="W1", choices=("W1", "W2", "W3", "W4"), help="which load (default: W1)"
+    )
     benching.add_argument(
         "--against", choices=("transformers",), help="run the same work through this too, and compare"
     )
     benching.add_argument("--base-url", help="a running engine, such as http://127.0.0.1:8001; default: start one")
-    benching.add_argument("--model", help="model on that engine; default: register SmolLM2-135M-Instruct")
+    benching.add_argument(
+        "--model",
+        action="append",
+        help="model on that engine, twice for the two of W4; default: register SmolLM2-135M-Instruct",
+    )
+    benching.add_argument("--apart", action="store_true", help="W4: load the checkpoint twice, as if it were two")
     benching.add_argument("--seed", default="0", help="which words the prompts are made of; lengths never change")
     benching.add_argument(
         "--json", action="store_true", help="print one JSON document on stdout and nothing else there"

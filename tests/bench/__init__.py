@@ -1,0 +1,1 @@
+"""Other engines beside ours: installed, started, loaded, stopped and compared. `make bench-peers`."""
