@@ -20,10 +20,11 @@ from app import leaderboard_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
-from app.model_rules import SAMPLING, SOURCES, check_path
+from app.model_rules import SAMPLING, SOURCES, check_context_length, check_path
 from app.registry import (
     ModelView,
     insert_model,
+    longest_context,
     resting_status,
     retire_model,
     seed_default_models,
@@ -122,7 +123,7 @@ def add_models(commands) -> None:
 
 @contextlib.contextmanager
 def open_database(args: argparse.Namespace, config: AppConfig):
-    """The arena's database, made if there is none. A running arena follows what is changed in it."""
+    """The arena's database, made with the shipped models if there is none. A running arena follows its changes."""
     if args.data_folder and not config.data_folder.is_dir():
         raise BadInput(f"there is no folder {config.data_folder}")
     config.data_folder.mkdir(parents=True, exist_ok=True)
@@ -150,13 +151,20 @@ def change_and_show(args: argparse.Namespace, function: Callable[..., Any], *pos
 
 def observed(config: AppConfig, database: Database) -> list[ModelView]:
     """The models, as a running arena tells of them; as the table has them where none runs."""
+    if told := told_by_arena(config):
+        return told
+    with database.session(read_only=True) as session:
+        rows = queries.models(session, retired=True)
+    return [view_of(row, resting_status(row) or EngineModel(row.name, "waiting", NOT_RUNNING)) for row in rows]
+
+
+def told_by_arena(config: AppConfig) -> list[ModelView]:
+    """The models as the arena that runs on this data folder has them; none where none runs or answers."""
     if arena := running_arena(config):
         with contextlib.suppress(httpx.HTTPError):
             answer = httpx.get(f"{arena.url}/api/admin/models", headers={"Authorization": f"Bearer {arena.key}"})
             return [ModelView(**each) for each in answer.raise_for_status().json()["models"]]
-    with database.session(read_only=True) as session:
-        rows = queries.models(session, retired=True)
-    return [view_of(row, resting_status(row) or EngineModel(row.name, "waiting", NOT_RUNNING)) for row in rows]
+    return []
 
 
 def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
@@ -182,13 +190,21 @@ def state_words(model: ModelView) -> str:
 
 def list_models(args: argparse.Namespace) -> int:
     config = load_config(args, "database_url", "data_folder")
-    with open_database(args, config) as database:
+    config.require_database()
+    database = Database(config.database)
+    try:
+        database.upgrade_to_head()
         return show(args, [view for view in observed(config, database) if args.retired or not view.retired])
+    finally:
+        database.close()
 
 
 def add_model(args: argparse.Namespace) -> int:
-    if not load_config(args, "database_url", "data_folder").engine_url:
+    config = load_config(args, "database_url", "data_folder")
+    if not config.engine_url:
         check_path(args.source)
+    if args.context_length:
+        check_context_length(args.source, args.context_length, longest_context(args.source, told_by_arena(config)))
     return change_and_show(
         args,
         insert_model,

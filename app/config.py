@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from app.errors import ConfigError
+from sqlalchemy.engine import make_url
+
+from app.errors import BadInput, ConfigError
 
 PREFIX = "ARENA_"
 ENGINE_PREFIX = "ARENA_ENGINE_"
@@ -67,6 +69,12 @@ class AppConfig:
     )
     engine_api_key: str = setting("", "Key the engine asks for with every request.", secret=True)
     engine_admin_key: str = setting("", "Key the engine asks for when models are added or removed.", secret=True)
+    engine_patience_seconds: float = setting(
+        15.0,
+        "How long an engine of our own may take for one step, or answer nothing, before it is started again.",
+        unit="seconds",
+        least=1,
+    )
     admin_password: str = setting(
         "", "Password of /admin; without it one is made up and printed once, when data_folder is new.", secret=True
     )
@@ -118,6 +126,12 @@ class AppConfig:
     def database(self) -> str:
         """The address to connect to, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'arena.sqlite3'}"
+
+    def require_database(self) -> None:
+        """For what only reads: raises BadInput where the SQLite file is not there, which connecting would make."""
+        address = make_url(self.database)
+        if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
+            raise BadInput(f"there is no database at {address.database}: arena serve makes one")
 
     @property
     def proxy_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

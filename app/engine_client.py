@@ -22,6 +22,7 @@ import orjson
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0  # of a request that is not a stream
+LIST_SECONDS = 10.0  # of one that no tokenizer, page or checkpoint has to be waited for
 LONGEST_LINE_BYTES = 4 * 1024 * 1024
 
 
@@ -66,6 +67,7 @@ class EngineModel:
     total: int = 0
     unit: str = ""
     context_length: int | None = None
+    checkpoint_context_length: int | None = None
     system_prompt_tokens: int = 0
     architecture: str | None = None
     chat_format: str | None = None
@@ -161,7 +163,7 @@ class EngineClient:
     # Models
 
     async def models(self) -> dict[str, EngineModel]:
-        answer = await self._ask("GET", "/models", key=self._admin_key)
+        answer = await self._ask("GET", "/models", key=self._admin_key, seconds=LIST_SECONDS)
         known = EngineModel.__dataclass_fields__
         return {
             each["name"]: EngineModel(**{key: value for key, value in each.items() if key in known})
@@ -203,10 +205,17 @@ class EngineClient:
         """The pool of pages, as DESIGN 9 gives its shape."""
         return await self._ask("GET", "/kv")
 
+    async def step_seconds(self, timeout_seconds: float) -> float:
+        """For how long the step that our engine is at has taken by now. Raises EngineError, also for a dead engine."""
+        return (await self._ask("GET", "/health", seconds=timeout_seconds)).get("step_seconds", 0.0)
+
     # HTTP
 
-    async def _ask(self, method: str, path: str, body: Any = None, *, key: str | None = None) -> Any:
-        async with self._stream(method, path, body, self._http.timeout, key=key) as response:
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, seconds: float = ANSWER_SECONDS
+    ) -> Any:
+        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+        async with self._stream(method, path, body, timeout, key=key) as response:
             content = await response.aread()
         try:
             return orjson.loads(content) if content else None

@@ -11,6 +11,7 @@
     │   ├── WrongState                     wrong_state        what is asked does not fit the battle's state
     │   └── NameTaken                      name_taken
     ├── BadInput                      400  bad_input          names what is wrong with what was sent
+    │   ├── ModelRefused                                      an entry that cannot be a model, and which rule it breaks
     │   ├── BlankPrompt                    blank_prompt
     │   └── PromptTooLong                  prompt_too_long    says both numbers
     ├── BodyTooLarge                  413  body_too_large
@@ -25,6 +26,9 @@ sentence, the same for every cause. `web.answer_arena_error` turns these into re
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 SIDE_FAILED = "This answer could not be finished."  # the one sentence for every cause
 
@@ -86,6 +90,19 @@ class NameTaken(Conflict):
 class BadInput(ArenaError):
     status = 400
     code = "bad_input"
+
+
+class ModelRefused(BadInput):
+    """`rule` is the key of the sentence and `values` fill its blanks, so that a view can say it in another language.
+
+    `field` is the one of the entry's that is wrong.
+    """
+
+    def __init__(self, message: str, *, rule: str, field: str, values: Mapping[str, Any]):
+        super().__init__(message)
+        self.rule = rule
+        self.field = field
+        self.values = values
 
 
 class BlankPrompt(BadInput):

@@ -1,4 +1,7 @@
-"""What the entry of a model may say: name, source, sampling defaults. Pure; raises BadInput, for the admin to read."""
+"""What the entry of a model may say: name, source, sampling defaults. Pure; raises ModelRefused, for the admin to read.
+
+To add a rule: a sentence in RULES, its translation in app/views/words.py, and a `refusal` where it is broken.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.errors import BadInput
+from app.errors import ModelRefused
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
 LOCAL_SOURCES = {
@@ -42,7 +45,32 @@ SAMPLING: dict[str, tuple[str, float | None, float | None]] = {  # kind, least, 
     "stop": ("a list of texts", None, None),
     "stop_token_ids": ("a list of whole numbers", None, None),
 }
+RULES = {
+    "name": "a model's name is 1 to 64 letters, digits, spaces or . _ + - "
+    "and begins with a letter or digit, not {value}",
+    "system_prompt": "system_prompt must be text",
+    "context_least": "context_length must be a whole number of at least 16 tokens",
+    "context_most": "context_length is {asked} tokens; {source} allows {allowed}",
+    "key_is_a_name": "endpoint_key_env is the name of an environment variable, not the key itself",
+    "key_without_endpoint": "endpoint_key_env belongs to remote endpoints (openai:...) only",
+    "template_of_endpoint": "a remote endpoint has a chat template of its own",
+    "endpoint": "{value} is not of the form openai:https://host/v1#model (a key goes into the environment)",
+    "source": "{value} is not a source of a checkpoint; a source is one of: {sources}",
+    "path": "there is no file or folder at {path}",
+    "sampling_table": "sampling must be a table of names and values",
+    "sampling_name": "sampling has no {value}; it has {names}",
+    "kind": "{field} must be {kind}, not {value}",
+    "at_least": "{field} must be at least {least}, not {value}",
+    "from_to": "{field} must be from {least} to {most}, not {value}",
+    "fewest_over_most": "min_tokens must not be more than max_tokens",
+}
 FIELDS = ("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env")
+
+
+def refusal(rule: str, *, field: str, **values: Any) -> ModelRefused:
+    """What to raise where a rule is broken; `values` fill the blanks of its sentence."""
+    values = {"field": field, **values}
+    return ModelRefused(RULES[rule].format(**values), rule=rule, field=field, values=values)
 
 
 def is_remote(source: str) -> bool:
@@ -52,10 +80,7 @@ def is_remote(source: str) -> bool:
 def checked_name(name: str) -> str:
     name = unicodedata.normalize("NFC", str(name)).strip()
     if not NAME.fullmatch(name):
-        raise BadInput(
-            f"a model's name is 1 to 64 letters, digits, spaces or . _ + - and begins with a letter or digit, "
-            f"not {name[:80]!r}"
-        )
+        raise refusal("name", field="name", value=repr(name[:80]))
     return name
 
 
@@ -68,18 +93,18 @@ def checked(
     context_length: int | None = None,
     endpoint_key_env: str | None = None,
 ) -> dict[str, Any]:
-    """The columns of a model, or BadInput saying which is wrong and why."""
+    """The columns of a model, or ModelRefused saying which is wrong and why."""
     source = checked_source(source)
     if not isinstance(system_prompt, str):
-        raise BadInput("system_prompt must be text")
+        raise refusal("system_prompt", field="system_prompt")
     if context_length is not None and (not isinstance(context_length, int) or context_length < 16):
-        raise BadInput("context_length must be a whole number of at least 16 tokens")
+        raise refusal("context_least", field="context_length")
     if endpoint_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", endpoint_key_env):
-        raise BadInput("endpoint_key_env is the name of an environment variable, not the key itself")
+        raise refusal("key_is_a_name", field="endpoint_key_env")
     if endpoint_key_env is not None and not is_remote(source):
-        raise BadInput("endpoint_key_env belongs to remote endpoints (openai:...) only")
+        raise refusal("key_without_endpoint", field="endpoint_key_env")
     if chat_template is not None and is_remote(source):
-        raise BadInput("a remote endpoint has a chat template of its own")
+        raise refusal("template_of_endpoint", field="chat_template")
     return {
         "source": source,
         "system_prompt": system_prompt,
@@ -100,28 +125,26 @@ def checked_source(source: str) -> str:
         except ValueError:
             valid = False
         if not valid or parts.username or parts.query:
-            raise BadInput(
-                f"{source!r} is not of the form openai:https://host/v1#model (a key goes into the environment)"
-            )
+            raise refusal("endpoint", field="source", value=repr(source))
     elif scheme not in LOCAL_SOURCES or not rest.strip():
-        raise BadInput(f"{source!r} is not a source of a checkpoint; a source is one of: {SOURCES}")
+        raise refusal("source", field="source", value=repr(source), sources=SOURCES)
     return source
 
 
 def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sampling, Mapping):
-        raise BadInput("sampling must be a table of names and values")
+        raise refusal("sampling_table", field="sampling")
     for name, value in sampling.items():
         if name not in SAMPLING:
-            raise BadInput(f"sampling has no {name!r}; it has {', '.join(SAMPLING)}")
+            raise refusal("sampling_name", field="sampling", value=repr(name), names=", ".join(SAMPLING))
         kind, least, most = SAMPLING[name]
         if not KINDS[kind](value):
-            raise BadInput(f"{name} must be {kind}, not {value!r}")
+            raise refusal("kind", field=name, kind=kind, value=repr(value))
         if (least is not None and value < least) or (most is not None and value > most):
-            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise BadInput(f"{name} must be {bounds}, not {value}")
+            rule = "at_least" if most is None else "from_to"
+            raise refusal(rule, field=name, least=least, most=most, value=value)
     if sampling.get("min_tokens", 0) > sampling.get("max_tokens", math.inf):
-        raise BadInput("min_tokens must not be more than max_tokens")
+        raise refusal("fewest_over_most", field="min_tokens")
     return dict(sampling)
 
 
@@ -129,4 +152,11 @@ def check_path(source: str) -> None:
     """Whether what a path: source names is on this machine."""
     scheme, _, rest = str(source).partition(":")
     if scheme == "path" and not Path(rest).expanduser().exists():
-        raise BadInput(f"there is no file or folder at {rest}")
+        raise refusal("path", field="source", path=rest)
+
+
+def check_context_length(source: str, context_length: int | None, allowed: int | None) -> None:
+    """Whether a model asks for more than its checkpoint was made for; `allowed` is None where nobody knows that yet."""
+    if context_length and allowed and context_length > allowed:
+        numbers = {"asked": f"{context_length:,}", "allowed": f"{allowed:,}"}
+        raise refusal("context_most", field="context_length", source=source, **numbers)

@@ -1,7 +1,8 @@
 """The models of the arena: what the table wants, what the engines have, and bringing the second to the first.
 
 A model is wanted while its row is enabled. `sync` compares and PUTs or DELETEs: at start, after each edit and every
-few seconds, so an engine that restarted heals. Knows one engine of ours and any number of remote endpoints.
+few seconds, so an engine that restarted heals. Knows one engine of ours and any number of remote endpoints. What the
+engine serves under names that this arena's table never held is somebody else's and is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 from app.config import AppConfig, endpoint_key
 from app.engine_client import Delta, EngineClient, EngineError, EngineModel, EngineRefused, ModelSpec
 from app.errors import BadInput, NameTaken, NotFound
-from app.model_rules import FIELDS, REMOTE, check_path, checked, checked_name, is_remote
+from app.model_rules import FIELDS, REMOTE, check_context_length, check_path, checked, checked_name, is_remote
 from db import errors as db_errors
 from db import queries
 from db.connect import Database
@@ -31,8 +32,20 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODELS = Path(__file__).parent / "default_models.toml"
 PROBE_SECONDS = 30.0  # between two looks at a remote endpoint
+LOADING_SECONDS = 0.1  # between two comparisons while a model loads or waits for its engine
 SETTLE_SECONDS = 1.0  # for a model that was just changed to be ready or to fail
 NOT_ASKED_YET = "the endpoint has not answered yet"
+TOLD_BY_ENGINES = (
+    "status",
+    "reason",
+    "done",
+    "total",
+    "unit",
+    "architecture",
+    "chat_format",
+    "system_prompt_tokens",
+    "checkpoint_context_length",
+)
 NOT_TAKEN = (400, 404, 409, 413, 422)  # HTTP statuses by which an engine refuses a model for what it is
 
 
@@ -57,6 +70,7 @@ class ModelView:
     architecture: str | None = None
     chat_format: str | None = None
     system_prompt_tokens: int = 0
+    checkpoint_context_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,7 @@ class Registry:
             "endpoint_key_env": endpoint_key_env or None,
         }
         self._check_path(source)
+        check_context_length(source, context_length, longest_context(source, await self.models()))
         name = (await self._database.run(insert_model, name, **values)).name
         self._asked.pop(name, None)
         await self._settle(name)
@@ -197,6 +212,9 @@ class Registry:
         if "source" in changes:
             self._check_path(changes["source"])
         before = await self._database.run(find_model, name, read_only=True)
+        if "source" in changes or "context_length" in changes:
+            source, length = (changes.get(each, getattr(before, each)) for each in ("source", "context_length"))
+            check_context_length(source, length, longest_context(source, await self.models()))
         await self._database.run(update_model, name, **changes)
         if changes.get("enabled") and self._status(before).status == "failed":
             await self._forget(before)
@@ -246,7 +264,8 @@ class Registry:
                 log.warning("models not compared", extra={"reason": str(error)})
             except Exception:
                 log.exception("models not compared")
-            await asyncio.sleep(self._config.sync_seconds)
+            pause = self._config.sync_seconds
+            await asyncio.sleep(pause if self.settled() else min(pause, LOADING_SECONDS))
 
     async def sync(self) -> None:
         """Makes what the engines serve what the table wants, and takes note of how far they are."""
@@ -272,8 +291,9 @@ class Registry:
 
     async def _change_local(self, wanted: Mapping[str, Model], serving: Mapping[str, EngineModel]) -> bool:
         changed = False
-        for name in serving.keys() - wanted.keys():
-            if not any(row.name == name and self.is_in_use(row.id) for row in self._rows):
+        for row in self._rows:
+            name = row.name
+            if name in serving and name not in wanted and not self.is_in_use(row.id):
                 await self._engine.delete_model(name)
                 self._asked.pop(name, None)
                 changed = True
@@ -350,12 +370,17 @@ class Registry:
 
 
 def view_of(row: Model, status: EngineModel) -> ModelView:
-    told = ("status", "reason", "done", "total", "unit", "architecture", "chat_format", "system_prompt_tokens")
     return ModelView(
         **{name: getattr(row, name) for name in ("name", "enabled", *FIELDS)},
         retired=row.retired_at is not None,
-        **{name: getattr(status, name) for name in told},
+        **{name: getattr(status, name) for name in TOLD_BY_ENGINES},
     )
+
+
+def longest_context(source: str, models: Sequence[ModelView]) -> int | None:
+    """Tokens that a checkpoint was made for, as one of its models tells; None before one is loaded."""
+    told = (model.checkpoint_context_length for model in models if model.source == source)
+    return next((length for length in told if length), None)
 
 
 def resting_status(row: Model) -> EngineModel | None:

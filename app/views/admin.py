@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app.engine_client import EngineError
-from app.errors import ArenaError, BadInput, NameTaken
+from app.errors import ArenaError, ModelRefused, NameTaken
 from app.model_rules import checked, checked_name, checked_sampling, checked_source
 from app.registry import ModelView, Registry
 from app.views.templates import templates
@@ -92,20 +92,29 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
 async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
     """Registers what the form holds, or says beside each field what is wrong with it and changes nothing."""
     form, wrong = read(dict(zip(FIELDS, values, strict=True)), words)
-    wrong = problems(form) | wrong
+    wrong = {field: said_in(words, refusal) for field, refusal in problems(form).items()} | wrong
     added, said = None, ""
     if not wrong:
         try:
             added = await services.registry.add(**wanted(form))
             said = words["registered"].format(name=added.name)
         except NameTaken as error:
-            wrong = {"name": error.message}
-        except BadInput as error:
-            wrong = {"source": error.message}
+            wrong = {"name": said_in(words, error)}
+        except ModelRefused as error:
+            wrong = {error.field: said_in(words, error)}
         except ArenaError as error:
-            said = error.message
+            said = said_in(words, error)
     updates = [_field_update(field, words, wrong, clear=added is not None) for field in FIELDS]
     return [*updates, gr.update(interactive=True), said]
+
+
+def said_in(words: Words, refusal: ArenaError) -> str:
+    """A refusal in the language of these words; in English what it says itself, which is more than its code does."""
+    if isinstance(refusal, ModelRefused):
+        kind = refusal.values.get("kind")
+        values = {**refusal.values, "kind": words[f"kind_{kind}"]} if kind else refusal.values
+        return words[f"rule_{refusal.rule}"].format(**values)
+    return refusal.message if words["language"] == "en" else words[f"error_{refusal.code}"]
 
 
 def _field_update(field: str, words: Words, wrong: Mapping[str, str], *, clear: bool) -> Any:
@@ -126,7 +135,7 @@ def read(typed: Mapping[str, str | None], words: Words) -> tuple[dict[str, Any],
     return form, wrong
 
 
-def problems(form: Values) -> dict[str, str]:
+def problems(form: Values) -> dict[str, ModelRefused]:
     """What the registry would refuse, by field."""
     checks: dict[str, Callable[[], Any]] = {
         "name": lambda: checked_name(form["name"] or ""),
@@ -139,8 +148,8 @@ def problems(form: Values) -> dict[str, str]:
     for field, check in checks.items():
         try:
             check()
-        except BadInput as error:
-            wrong[field] = error.message
+        except ModelRefused as error:
+            wrong[field] = error
     return wrong
 
 
@@ -148,7 +157,7 @@ def _check_with_source(form: Values, field: str) -> None:
     """A field whose rule depends on the kind of source; where that is wrong itself, one complaint is enough."""
     try:
         checked_source(form["source"] or "")
-    except BadInput:
+    except ModelRefused:
         return
     checked(source=form["source"], **{field: form[field]})
 

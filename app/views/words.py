@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from app.model_rules import RULES
+
 LANGUAGES = {"en": "English", "zh": "中文"}
 
 # key: (English, Chinese)
 TABLE: dict[str, tuple[str, str]] = {
+    "language": ("en", "zh"),
     # every page
     "brand": ("Paged Arena", "Paged Arena"),
     "skip": ("Skip to the content", "跳到正文"),
@@ -293,6 +296,38 @@ TABLE: dict[str, tuple[str, str]] = {
     "source_openai": ("a remote OpenAI-compatible endpoint", "远程 OpenAI 兼容接口"),
     "not_a_number": ("This must be a number.", "这里须填数字。"),
     "not_a_whole_number": ("This must be a whole number.", "这里须填整数。"),
+    # what is wrong with a model's entry, by rule (app/model_rules.py)
+    **{
+        f"rule_{rule}": (RULES[rule], chinese)
+        for rule, chinese in {
+            "name": "名称须为 1 到 64 个字母、数字、空格或 . _ + -，并以字母或数字开头；{value} 不符合。",
+            "system_prompt": "系统提示必须是文本。",
+            "context_least": "上下文长度须为整数，至少 16 个词元。",
+            "context_most": "上下文长度为 {asked} 个词元；{source} 最多允许 {allowed} 个。",
+            "key_is_a_name": "这里填环境变量的名称，而不是密钥本身。",
+            "key_without_endpoint": "密钥变量只用于远程接口（openai:…）。",
+            "template_of_endpoint": "远程接口自带对话模板。",
+            "endpoint": "{value} 不是 openai:https://host/v1#model 的形式（密钥请放在环境变量里）。",
+            "source": "{value} 不是检查点的来源。来源的形式：{sources}",
+            "path": "{path} 处没有文件或文件夹。",
+            "sampling_table": "采样参数须为名称与值的表。",
+            "sampling_name": "没有名为 {value} 的采样参数；可用的有 {names}。",
+            "kind": "{field} 须为{kind}，而不是 {value}。",
+            "at_least": "{field} 至少须为 {least}，而不是 {value}。",
+            "from_to": "{field} 须在 {least} 到 {most} 之间，而不是 {value}。",
+            "fewest_over_most": "min_tokens 不得大于 max_tokens。",
+        }.items()
+    },
+    **{
+        f"kind_{kind}": (kind, chinese)
+        for kind, chinese in {
+            "a whole number": "整数",
+            "a number": "数字",
+            "true or false": "true 或 false",
+            "a list of texts": "文本列表",
+            "a list of whole numbers": "整数列表",
+        }.items()
+    },
     "field_name": ("Name", "名称"),
     "help_name": ("What visitors see after their vote.", "访客投票后看到的名称。"),
     "field_source": ("Source", "来源"),

@@ -101,6 +101,7 @@ class FakeEngine:
             "unit": "bytes",
             "source": spec["source"],
             "context_length": self.context_length,
+            "checkpoint_context_length": self.context_length,
             "system_prompt_tokens": len(spec.get("system_prompt", "").split()),
             "architecture": "fake",
             "chat_format": "fake",

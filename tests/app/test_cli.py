@@ -132,13 +132,13 @@ def test_serve_refuses_a_guessable_password(tmp_path):
 
 
 def test_models_are_listed_added_and_taken_away(arena, tmp_path):
-    status, out, _ = arena("models", "list", "--json")
-    assert status == 0 and len(json.loads(out)["models"]) >= 3
     (tmp_path / "weights").mkdir()
     source = f"path:{tmp_path / 'weights'}"
     status, out, _ = arena("models", "add", "mine", source, "--sampling", '{"temperature": 0.2}', "--json")
     added = json.loads(out)
     assert status == 0 and added["sampling"] == {"temperature": 0.2} and added["status"] == "waiting"
+    status, out, _ = arena("models", "list", "--json")
+    assert status == 0 and len(json.loads(out)["models"]) >= 4, "with those that are shipped"
     assert json.loads(arena("models", "disable", "mine", "--json")[1])["status"] == "disabled"
     assert json.loads(arena("models", "enable", "mine", "--json")[1])["enabled"] is True
     assert json.loads(arena("models", "remove", "mine", "--json")[1])["status"] == "retired"
@@ -175,12 +175,17 @@ def test_a_running_arena_follows_the_command_line(arena, tmp_path):
         assert json.loads(added)["status"] == "ready" and "mine" in engine.models
         assert json.loads(arena("models", "disable", "mine", "--json")[1])["status"] == "disabled"
         until(lambda: "mine" not in engine.models, seconds=5)
+        arena("models", "enable", "mine")
+        status, _, err = arena("models", "add", "long", f"path:{tmp_path / 'weights'}", "--context-length", "1001")
+        assert status == 1 and "is 1,001 tokens" in err and "allows 1,000" in err
         engine.failures["path:/alpha"] = "it rusted"
         until(lambda: "alpha" in arena("models", "list")[1] and "it rusted" in arena("models", "list")[1])
         note.close()
         assert "no arena runs" in arena("models", "list")[1]
 
 
-def test_a_data_folder_that_is_not_there_is_not_made_by_a_listing(arena, tmp_path):
+def test_a_database_that_is_not_there_is_not_made_by_a_listing(arena, tmp_path):
     status, _, err = arena("models", "list", folder=tmp_path / "typo")
-    assert status == 1 and "there is no folder" in err and not (tmp_path / "typo").exists()
+    assert status == 1 and "there is no database" in err and not (tmp_path / "typo").exists()
+    status, _, err = arena("models", "list")
+    assert status == 1 and "arena serve makes one" in err and list(tmp_path.iterdir()) == []

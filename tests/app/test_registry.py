@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import tomllib
 
@@ -9,8 +10,11 @@ import httpx
 import pytest
 
 from app.errors import ArenaError, BadInput, NameTaken, NotFound
-from app.model_rules import checked, checked_name
+from app.model_rules import RULES, checked, checked_name
 from app.registry import DEFAULT_MODELS
+from app.views.admin import FIELDS as FORM
+from app.views.admin import _register as register
+from app.views.words import LANGUAGES, words_for
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import ADMIN_PASSWORD, Website, free_port, until
 
@@ -68,6 +72,13 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
     assert statuses(registry)["gamma"] == "ready"
     registry.retire("gamma")
     assert "gamma" not in engine.models and statuses(registry)["gamma"] == "retired"
+
+
+def test_what_others_put_on_the_engine_stays_there(site, engine, registry):
+    engine.add(["theirs"])
+    registry.change("beta", enabled=False)
+    registry.sync()
+    assert set(engine.models) == {"alpha", "theirs"}
 
 
 def test_an_unchanged_model_is_asked_for_once(site, engine, registry):
@@ -161,6 +172,38 @@ def test_the_name_of_a_model_that_never_met_another_is_free_again(engine, regist
     assert registry.add(name="gamma", source="path:/typo").status == "failed"
     registry.retire("gamma")
     assert registry.add(name="gamma", source="path:/gamma").status == "ready"
+
+
+def test_a_context_longer_than_the_checkpoints_is_refused_with_both_numbers(registry):
+    why = "context_length is 1,001 tokens; path:/alpha allows 1,000"
+    with pytest.raises(BadInput, match=why):
+        registry.add(name="gamma", source="path:/alpha", context_length=1001)
+    with pytest.raises(BadInput, match=why):
+        registry.change("alpha", context_length=1001)
+    assert {model.name: model.context_length for model in registry.models()} == {"alpha": None, "beta": None}
+    assert registry.change("alpha", context_length=1000).status == "ready"
+
+
+def test_the_form_says_what_is_wrong_in_the_language_of_the_page(site):
+    def told(language, **typed):
+        values = [typed.get(field, "") for field in FORM]
+        updates = site.in_loop(register(site.services, words_for(language), *values))
+        return {field: update["info"] for field, update in zip(FORM, updates, strict=False) if update["elem_classes"]}
+
+    wrong = {"name": "-", "source": "nonsense", "temperature": "7", "max_tokens": "0"}
+    english, chinese = told("en", **wrong), told("zh", **wrong)
+    assert english.keys() == chinese.keys() == wrong.keys()
+    assert english["temperature"] == "temperature must be from 0 to 2, not 7.0"
+    assert chinese["temperature"] == "temperature 须在 0 到 2 之间，而不是 7.0。"
+    assert all(re.search("[一-龥]", sentence) for sentence in chinese.values())
+    assert told("zh", name="alpha", source="path:/x") == {"name": "已有同名的模型。"}
+    assert told("zh", name="gamma", source="path:/x", context_length="3").keys() == {"context_length"}
+    assert "1,000" in told("zh", name="gamma", source="path:/alpha", context_length="1001")["context_length"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_said_in_every_language(rule):
+    assert all(f"rule_{rule}" in words_for(language) for language in LANGUAGES)
 
 
 @pytest.mark.parametrize("name", ["", " ", "-x", "a/b", "a\nb", "<b>", "x" * 65, "é"])
