@@ -5,6 +5,7 @@ Errors are {"error": {"code", "message"}} with the status of their `ArenaError`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -170,10 +171,11 @@ async def status(app: App) -> dict[str, Any]:
 
 
 @router.get("/leaderboard")
-def leaderboard(app: App, method: str = "bt", ci: str | None = None) -> dict[str, Any]:
+async def leaderboard(app: App, method: str = "bt", ci: str | None = None) -> dict[str, Any]:
     """The board of all votes so far: what the page and `arena leaderboard --json` show."""
     try:
-        return board(app.database, method=method, ci=ci).as_dict()
+        async with app.boards:  # however many ask, the others go on: a board may take seconds after a vote
+            return (await asyncio.to_thread(board, app.database, method=method, ci=ci)).as_dict()
     except ValueError as error:
         raise BadInput(str(error)) from error
 

@@ -55,6 +55,11 @@ class EngineProcess:
                 await self._watch
         await self._end()
 
+    def kill(self) -> None:
+        """Ends a child that hangs; it is started again like one that died."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def _keep_running(self) -> None:
         failures = 0
         while True:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from app.admin import Admin
@@ -17,11 +17,14 @@ from app.battles import Battles
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineClient
 from app.engine_process import EngineProcess
+from app.engine_watch import end_when_hung
 from app.prompt_room import PromptRoom
 from app.registry import Registry, seed_default_models
 from app.security import Secret
 from app.visitors import Visitors
 from db.connect import Database
+
+BOARDS_AT_ONCE = 2  # threads for who asks for a leaderboard: one computes, one may find what was kept
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +41,24 @@ class Services:
     visitors: Visitors
     admin: Admin
     local_key: str  # bearer key of /api/admin while this process lives, for the command line
-    _sync: asyncio.Task | None = None
+    boards: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, BOARDS_AT_ONCE))
+    _running: tuple[asyncio.Task, ...] = ()  # for ever
     _closing: asyncio.Task | None = None
 
     async def start(self) -> None:
         """Returns before any model is loaded: the site is up and says so meanwhile."""
+        if self.process:
+            self.process.start()  # first: it takes longest
         await asyncio.to_thread(self.database.upgrade_to_head)
         await asyncio.to_thread(seed_default_models, self.database)
         interrupted = await self.battles.recover()
         if interrupted:
             log.info("turns interrupted by the restart", extra={"battles": interrupted})
+        endless = [self.registry.keep_in_sync()]
         if self.process:
-            self.process.start()
-        self._sync = asyncio.create_task(self.registry.keep_in_sync(), name="registry")
+            patience = self.config.engine_patience_seconds
+            endless.append(end_when_hung(self.process, self.engine, patience_seconds=patience, clock=time.monotonic))
+        self._running = tuple(asyncio.create_task(each, name=each.__name__) for each in endless)
 
     async def close(self) -> None:
         """May be asked for more than once; all wait for the same end."""
@@ -59,10 +67,9 @@ class Services:
 
     async def _close(self) -> None:
         await self.battles.close()
-        if self._sync:
-            self._sync.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sync
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         await self.registry.close()
         await self.engine.close()
         if self.process:

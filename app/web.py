@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it would call home
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError

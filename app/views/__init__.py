@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.staticfiles import StaticFiles
 
+from app.quick_gradio import gradio as gr
 from app.views import admin, arena, frame, leaderboard
 from app.views.frame import Frame, View, mounted_at
 from app.views.theme import theme
@@ -24,7 +24,7 @@ from app.views.words import LANGUAGES, words_for
 VIEWS = (
     View("/", "arena", arena.build, arena.slots, styles=("arena", "markdown")),
     View("/leaderboard", "leaderboard", leaderboard.build, leaderboard.slots, styles=("leaderboard",)),
-    View("/admin", "admin", admin.build, admin.slots, styles=("admin",), admin=True),
+    View("/admin", "admin", admin.build, admin.slots, styles=("admin",), admin=True, events=True),
     View("/admin/login", "login", None, admin.login_slots, styles=("admin",), in_navigation=False),
 )
 LOST = View("", "lost", None, frame.lost_slots, in_navigation=False)

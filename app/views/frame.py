@@ -30,8 +30,10 @@ YEAR_SECONDS = 365 * 24 * 3600
 NOT_KEPT = {"Cache-Control": "no-store"}
 KEPT = {"/assets/": "public, max-age=31536000, immutable", "/files/": "no-cache"}  # Gradio's carry a hash, ours do not
 
-# What Gradio's page and its clients call; its uploads, proxies, files and run history are not served at all.
-OPEN_GRADIO_ROUTES = frozenset({"app_id", "call", "cancel", "heartbeat", "info", "queue", "run", "startup-events"})
+# What Gradio's page calls; its uploads, proxies, files and run history are not served at all, nor its events where a
+# view has none: there they could only fail.
+OPEN_GRADIO_ROUTES = frozenset({"app_id", "heartbeat", "info", "startup-events"})
+GRADIO_EVENT_ROUTES = frozenset({"call", "cancel", "queue", "run"})
 GRADIO_ROUTE = re.compile(r"/gradio_api/(?P<name>[^/]*)")
 INLINE_SCRIPT = re.compile(r"<script>(window\.gradio_\w+ = .*?;)</script>", re.DOTALL)
 LINKED = re.compile(r'<script type="module"[^>]*></script>|<link rel="stylesheet"[^>]*>')
@@ -48,6 +50,7 @@ class View:
     slots: Callable[[Request, Any, Words], Awaitable[dict[str, str]]]
     styles: tuple[str, ...] = ()
     admin: bool = False
+    events: bool = False  # whether its controls have events of Gradio's
     in_navigation: bool = True
 
 
@@ -93,13 +96,13 @@ class Frame:
         self.lost = lost
         self.services = services
         self.signed_in = signed_in
+        self.with_events = {mounted_at(view, language) for view in views for language in LANGUAGES if view.events}
         self.pages = {mounted_at(view, language): view for view in views for language in LANGUAGES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        closed = GRADIO_ROUTE.search(scope["path"])
-        if closed and closed["name"] not in OPEN_GRADIO_ROUTES:
+        if self.is_closed(scope["path"]):
             return await PlainTextResponse("Not found", status_code=404)(scope, receive, send)
         request = Request(scope, receive)
         view = self.pages.get(scope["path"].rstrip("/") or "/")
@@ -108,6 +111,13 @@ class Frame:
             await response(scope, receive, send)
         else:
             await self.app(scope, receive, self.sent_by_others(request, send))
+
+    def is_closed(self, path: str) -> bool:
+        """Whether it is a route of Gradio's that is not served."""
+        route = GRADIO_ROUTE.search(path)
+        if route is None or route["name"] in OPEN_GRADIO_ROUTES:
+            return False
+        return route["name"] not in GRADIO_EVENT_ROUTES or path[: route.start()] not in self.with_events
 
     def sent_by_others(self, request: Request, send: Send) -> Send:
         """`send` for what is no page of ours: says how long a file may be kept; shows `lost` for a page not found."""

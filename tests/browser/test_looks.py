@@ -120,6 +120,9 @@ def test_page_speaks_chinese_when_the_browser_does_and_english_when_asked(site, 
 def test_gradio_serves_no_route_that_the_product_has_no_use_for(site):
     client = httpx.Client(base_url=site.url)
     assert client.post("/gradio_api/upload", files={"files": b"x"}).status_code == 404
+    for path in ("/gradio_api/queue/join", "/zh/leaderboard/gradio_api/run/predict", "/gradio_api/call/x"):
+        for body in (b"hello", b"[]", b'{"data": [], "fn_index": 9, "session_hash": "x"}'):
+            assert client.post(path, content=body).status_code == 404
     for path in ("/gradio_api/file=/etc/passwd", "/gradio_api/proxy=https://example.com", "/gradio_api/runs"):
         assert client.get(path).status_code == 404
 
