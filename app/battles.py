@@ -52,7 +52,7 @@ from db.vote_kinds import VOTE_KINDS
 log = logging.getLogger(__name__)
 
 LIMIT_WINDOW = timedelta(hours=1)
-EVENT_IDS_PER_ATTEMPT = 100_000  # of an answer's row; ids of events rise over attempts and restarts
+EVENT_IDS_PER_ATTEMPT = 100_000  # ids of events rise over attempts and restarts; arena.js reads them too
 REPLAY_IDS = 50_000  # the upper half of those tells a turn again that no longer streams
 KEPT_SECONDS = 60.0  # for how long a turn that has ended can be resumed where a reader left it
 SAVE_PAUSES_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)  # a database that is away is asked again after each
@@ -487,6 +487,7 @@ def _begin(
     now: datetime,
 ) -> Attempt:
     since = now - LIMIT_WINDOW
+    queries.count_in_turn(session, visitor_id, address_hash)
     if queries.count_battles(session, since=since, visitor_id=visitor_id) >= config.battles_per_visitor:
         raise TooMany(_limit_sentence("You have", config.battles_per_visitor), retry_after_seconds=600)
     if queries.count_battles(session, since=since, address_hash=address_hash) >= config.battles_per_address:

@@ -7,12 +7,18 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
+from app import battles as battles_of_app
+from app.config import AppConfig
+from app.errors import TooMany
+from app.matchmaking import Pair
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import Website, until
+from tests.db.rows import add_models, add_visitor
 
 SLOW = Script.of("slow words here " * 20, pause_seconds=0.05)
 
@@ -410,6 +416,32 @@ def test_limits_of_battles_are_told_clearly(engine, tmp_path):
         second.battle()
         refused = second.post("/api/battles", json={"prompt": "x"})
         assert error(refused) == (429, "too_many") and "network" in refused.json()["error"]["message"]
+
+
+def test_of_many_who_begin_at_once_none_passes_the_limit(database, monkeypatch):
+    config, now = AppConfig(battles_per_visitor=3), datetime.now(UTC)
+    with database.session() as session:
+        pair = Pair(*(SimpleNamespace(id=each) for each in add_models(session, "one", "two")), 1.0, False)
+        visitor = add_visitor(session)
+    count = queries.count_battles
+
+    def counted_before_anybody_goes_on(*args, **named):
+        found = count(*args, **named)
+        time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(queries, "count_battles", counted_before_anybody_goes_on)
+
+    def begin(number: int) -> bool:
+        try:
+            with database.session() as session:
+                battles_of_app._begin(session, uuid.uuid4().hex, visitor, "here", pair, "Why?", config, now)
+        except TooMany:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as many:
+        assert sum(many.map(begin, range(6))) == 3
 
 
 def test_an_address_is_taken_from_trusted_proxies_only(engine, tmp_path):
