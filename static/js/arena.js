@@ -12,6 +12,7 @@ import { Panel } from "./panels.js";
 const SIDES = ["a", "b"];
 const VOTES = { "vote-a": "a", "vote-tie": "tie", "vote-bad": "both_bad", "vote-b": "b" };
 const STATUS_EVERY_MS = 3_000;
+const EVENT_IDS_PER_ATTEMPT = 100_000; // as in app/battles.py: the ids of events tell how often was answered
 
 const battle = { id: null, turn: 0, state: "idle", event: 0, prompts: [], following: null };
 let panels, composer, parts;
@@ -50,6 +51,8 @@ function connect(drawnParts) {
   parts["new-battle"].addEventListener("click", newBattle);
   parts.banner.setAttribute("role", "status");
   document.addEventListener("keydown", voteByKey);
+  document.addEventListener("visibilitychange", catchUp);
+  addEventListener("focus", catchUp);
   tabs();
 }
 
@@ -275,6 +278,19 @@ async function reload(id) {
     fresh();
     show("idle");
   }
+}
+
+/** What another tab has done to this battle meanwhile: its vote, another question, the last one answered anew. */
+async function catchUp() {
+  const { id, state, turn, event } = battle;
+  if (document.hidden || !["votable", "interrupted"].includes(state)) return;
+  const snapshot = await call("GET", `/battles/${id}`).catch(() => null);
+  if (!snapshot || battle.id !== id || battle.state !== state) return;
+  const attempts = (eventId) => Math.floor(eventId / EVENT_IDS_PER_ATTEMPT);
+  if (snapshot.state === state && snapshot.turns.length === turn && attempts(snapshot.last_event_id) === attempts(event)) return;
+  banner("");
+  draw(snapshot);
+  if (snapshot.state === "streaming") listen();
 }
 
 // Before the first battle

@@ -91,6 +91,20 @@ def test_second_tab_learns_that_the_first_has_voted(site, open_site):
     assert second.page.locator("#chat-a[data-chosen]").count() == 1
 
 
+def test_second_tab_follows_when_it_is_looked_at(site, open_site, engine):
+    first, second = open_site(site).ask(), open_site(site)
+    engine.say("alpha", "Another answer.")
+    engine.say("beta", "Another answer.")
+    first.page.click("#regenerate")
+    until(lambda: first.state == "votable" and first.answer("a") == "Another answer.")
+    assert second.answer("a") != "Another answer."
+    second.page.evaluate("dispatchEvent(new Event('focus'))")
+    until(lambda: second.answer("a") == "Another answer.")
+    first.vote("a")
+    second.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    assert names(second) == names(first)
+
+
 def names(visit) -> list[str]:
     visit.until("voted")
     assert visit.page.locator("#reveal .thanks").is_visible()
