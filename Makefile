@@ -14,7 +14,7 @@ ARGS ?=
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: pull  ## install, fetch the default checkpoints once, start engine and web (ARGS="--port 8080")
+run: $(VENV)/.pulled  ## install, fetch the default checkpoints once, start engine and web (ARGS="--port 8080")
 	@exec $(BIN)/arena serve $(ARGS)
 
 test: $(VENV)/.tests-installed  ## the whole suite, browser tests included (ARGS="tests/engine -k prefix")
@@ -35,6 +35,11 @@ bench-peers: pull  ## other engines beside ours: installed apart, loaded in turn
 
 pull: install  ## fetch and convert the default checkpoints into the cache folder
 	@$(BIN)/arena engine pull
+
+# Once: should the cache folder be emptied, the engine fetches anew by itself, with a progress line.
+$(VENV)/.pulled: $(VENV)/.installed
+	@$(BIN)/arena engine pull
+	@touch $@
 
 install: $(VENV)/.installed  ## the virtual environment with the pinned packages
 
