@@ -56,7 +56,7 @@ class Services:
             log.info("turns interrupted by the restart", extra={"battles": interrupted})
         endless = [self.registry.keep_in_sync()]
         if self.process:
-            patience = self.config.engine_patience_seconds
+            patience = self.config.hang_seconds
             endless.append(end_when_hung(self.process, self.engine, patience_seconds=patience, clock=time.monotonic))
         self._running = tuple(asyncio.create_task(each, name=each.__name__) for each in endless)
 
