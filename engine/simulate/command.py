@@ -1,0 +1,126 @@
+"""`arena engine simulate`: the experiments by name. What each prints, and where its plot goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from engine.config import EngineConfig
+
+EXPERIMENTS = {
+    "fig2": "where the memory goes, by policy",
+    "fig13": "how many sequences are in a step",
+    "fig15": "blocks saved when 2, 4 or 6 answers share a prompt",
+    "fig16": "a prefix of 80 or 341 tokens, shared",
+    "blocks": "blocks of 1 to 128 tokens",
+    "load": "any machine, trace, rate and policy",
+    "real": "the real engine: its kernels and SmolLM2 in a small pool, by policy",
+    "growth": "the real engine: what a step costs by sequences, context and models",
+}
+REQUESTS = 4000
+# The names of MACHINES, TRACES and POLICIES, which a test compares: to import them takes a second that --help need not.
+MACHINE_NAMES = (
+    "opt-13b", "opt-66b", "opt-175b", "llama-13b",
+    "llama-3-8b-h100", "llama-3-8b-h200", "llama-3-70b-h100", "llama-3-70b-h200",
+)  # fmt: skip
+TRACE_NAMES = ("sharegpt", "alpaca", "translation")
+POLICY_NAMES = ("paged", "max", "pow2", "oracle")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "experiment", choices=EXPERIMENTS, help="; ".join(f"{name}: {words}" for name, words in EXPERIMENTS.items())
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON document on stdout, the table on stderr")
+    command.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw it")
+    command.add_argument("--seed", type=int, default=0, help="of lengths and arrivals; the same seed, the same figures")
+    scale = command.add_argument_group("simulated")
+    scale.add_argument("--machine", choices=MACHINE_NAMES, default="opt-13b", help="model and chips (default: opt-13b)")
+    scale.add_argument("--trace", choices=TRACE_NAMES, help="lengths of prompts and answers")
+    scale.add_argument("--requests", type=at_least_one, default=REQUESTS, help=f"of each run (default: {REQUESTS:,})")
+    scale.add_argument("--block-tokens", type=at_least_one, default=16, metavar="TOKENS", help="a block (default: 16)")
+    load = command.add_argument_group("load")
+    load.add_argument("--rate", type=float, help="Poisson arrivals a second; default: the queue is never empty")
+    load.add_argument(
+        "--policy",
+        dest="policies",
+        choices=POLICY_NAMES,
+        action="append",
+        help="default: all; may be given several times",
+    )
+    load.add_argument("--samples", type=at_least_one, default=1, help="answers to a prompt (default: 1)")
+    load.add_argument("--prefix-tokens", type=int, default=0, metavar="TOKENS", help="that every prompt begins with")
+    real = command.add_argument_group("real, growth")
+    real.add_argument(
+        "--pool-mib", type=at_least_one, default=128, metavar="MIB", help="pool of KV pages (default: 128)"
+    )
+    real.add_argument("--seconds", type=float, default=18.0, help="measured, of each policy (default: 18)")
+    real.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="before that (default: 5)")
+    real.add_argument("--part", choices=("sequences", "contexts", "models", "overhead", "layout"), help="of growth")
+
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def run(config: EngineConfig, options: argparse.Namespace) -> int:
+    table = experiment(config, options)
+    print(words(table), file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print(json.dumps(table.document, indent=2))
+    if options.plot:
+        options.plot.write_text(draw(table), encoding="utf-8")
+    return 0
+
+
+def experiment(config: EngineConfig, options: argparse.Namespace):
+    """Runs what was asked for; its Table."""
+    from engine.simulate import experiments
+
+    name = options.experiment
+    if name in ("real", "growth"):
+        from engine.simulate import growth, real
+
+        return {"real": real.compare, "growth": growth.measure}[name](config, options)
+    common = {
+        "machine": options.machine,
+        "requests": options.requests,
+        "block_tokens": options.block_tokens,
+        "seed": options.seed,
+    }
+    if name == "load":
+        return experiments.load(
+            common,
+            options.policies or POLICY_NAMES,
+            trace=options.trace or "sharegpt",
+            rate=options.rate,
+            samples=options.samples,
+            prefix_tokens=options.prefix_tokens,
+        )
+    given = {"trace": options.trace} if options.trace else {}
+    return getattr(experiments, name)(common, **given)
+
+
+def words(table) -> str:
+    from engine.simulate.report import text_table
+
+    lines = [text_table(table.title, table.columns, table.rows)]
+    if table.assumed:
+        lines.append("assumed:")
+        lines += [f"  - {sentence}" for sentence in table.assumed]
+    return "\n".join(lines)
+
+
+def draw(table) -> str:
+    """An SVG: bars where the table has some, else curves."""
+    from engine.simulate import report
+
+    x_name, y_name = table.axes
+    if table.bars:
+        return report.stacked_bars(table.title, table.bars, y_name)
+    return report.lines(table.title, table.curves, x_name, y_name)
