@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from app.ratings import bradley_terry, elo
+from app.ratings import bradley_terry, davidson, elo
+from app.ratings.decisions import Fragility, Separation, fragility, separation
 from app.ratings.games import Cells, Games
-from app.ratings.intervals import ROUNDS, SEED, Rated, rank_spread
+from app.ratings.intervals import ROUNDS, SEED, Effect, Rated, always_valid, rank_spread, simultaneous
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,24 @@ class Method:
     label: str
     intervals: tuple[str, ...]
     rate: Callable[[Games, Cells, str, int, np.random.Generator], Rated]
+    takes_covariates: bool = True
 
 
 FEW_VOTES = 20  # below it the intervals, right for many votes, are a guess
+FEW_OPPONENTS = 3  # or all others, where there are fewer: below it a rating stands on too few acquaintances
 
 METHODS = {
     "bt": Method("Bradley–Terry", ("sandwich", "bootstrap"), bradley_terry.rate),
-    "elo": Method("Elo", ("bootstrap",), elo.rate),
+    "davidson": Method("Davidson", ("sandwich", "bootstrap"), davidson.rate),
+    "elo": Method("Elo", ("bootstrap",), elo.rate, takes_covariates=False),
 }
 
 
 @dataclass(frozen=True)
 class Row:
+    """A model. `lower` to `upper` and the ranks are the plain ones; `sure_*` hold for all models at once; `always_*`
+    at every moment. `votes` = `wins` + losses + `ties` + `both_bad`."""
+
     model: str
     rating: float
     lower: float
@@ -40,12 +47,23 @@ class Row:
     votes: int
     wins: int
     elo: float
+    ties: int = 0
+    both_bad: int = 0
+    opponents: int = 0
+    provisional: bool = False
+    sure_lower: float = 0.0
+    sure_upper: float = 0.0
+    sure_rank_best: int = 1
+    sure_rank_worst: int = 1
+    always_lower: float = 0.0
+    always_upper: float = 0.0
 
 
 @dataclass(frozen=True)
 class Board:
     """`rows` by rating. `prior_weight` is 0 and `islands` is empty where the votes alone order all models; `rounds` is
-    0 unless the intervals are a bootstrap's. `input_sha256` and `version` let anyone compute the same board again."""
+    0 unless the intervals are a bootstrap's. `effects` are those of the covariates that were held constant.
+    `input_sha256` and `version` let anyone compute the same board again."""
 
     rows: tuple[Row, ...]
     votes: int
@@ -56,6 +74,13 @@ class Board:
     prior_weight: float = 0.0
     islands: tuple[tuple[str, ...], ...] = ()
     rounds: int = 0
+    ties: int = 0
+    both_bad: int = 0
+    clustered: bool = False
+    effects: tuple[Effect, ...] = ()
+    tie_odds: float | None = None
+    separation: Separation | None = None
+    fragility: Fragility | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -71,8 +96,7 @@ class Board:
             notes.append(f"No votes join these groups, and ratings cannot be compared across them: {listed}.")
         if few := sum(row.votes < FEW_VOTES for row in self.rows):
             notes.append(
-                f"{few} of {len(self.rows)} models have fewer than {FEW_VOTES} votes: their intervals are rough, "
-                "and too narrow where all of the few were ties."
+                f"{few} of {len(self.rows)} models have fewer than {FEW_VOTES} votes: their intervals are rough."
             )
         if self.rounds:
             notes.append(f"Intervals are of a bootstrap with {self.rounds:,} rounds and seed {SEED}.")
@@ -80,15 +104,25 @@ class Board:
 
     def as_dict(self) -> dict:
         """The JSON that commands and the web API print."""
-        fields = ("model", "rating", "lower", "upper", "rank_best", "rank_worst", "votes", "elo")
-        return {
-            "rows": [{field: getattr(row, field) for field in fields} for row in self.rows],
-            "votes": self.votes,
-            "method": self.method,
-            "ci": self.ci,
-            "input_sha256": self.input_sha256,
-            "version": self.version,
+        first = ("model", "rating", "lower", "upper", "rank_best", "rank_worst", "votes", "elo")
+        rest = [field.name for field in fields(Row) if field.name not in first]
+        document = asdict(self)
+        document["rows"] = [{name: row[name] for name in (*first, *rest)} for row in document["rows"]]
+        lead = ("rows", "votes", "method", "ci", "input_sha256", "version")
+        return {name: document[name] for name in (*lead, *(name for name in document if name not in lead))} | {
+            "notes": list(self.notes)
         }
+
+    @classmethod
+    def from_dict(cls, document: Mapping) -> Board:
+        """The board that `as_dict` told of."""
+        kinds = {"separation": Separation, "fragility": Fragility}
+        values = {name: document[name] for name in (field.name for field in fields(cls))}
+        values |= {name: kind(**values[name]) for name, kind in kinds.items() if values[name]}
+        values["rows"] = tuple(Row(**row) for row in values["rows"])
+        values["effects"] = tuple(Effect(**effect) for effect in values["effects"])
+        values["islands"] = tuple(map(tuple, values["islands"]))
+        return cls(**values)
 
 
 def rate(
@@ -106,18 +140,15 @@ def rate(
     Raises ValueError for a method, or a kind of interval, that there is not.
     """
     ci = choose_interval(method, ci)
+    if games.covariates and not METHODS[method].takes_covariates:
+        raise ValueError(f"{METHODS[method].label} cannot hold {', '.join(games.covariates)} constant")
     if not len(games):
         return Board((), 0, method, ci, input_sha256, version)
     cells = Cells.of(games)
     islands = cells.islands()
     rated = METHODS[method].rate(games, cells, ci, rounds, np.random.default_rng(SEED))
-    best, worst = rank_spread(rated.lower, rated.upper, islands)
-    played, won = games.counts()
-    elos = elo.elo(games) if live_elo is None else np.array([live_elo[model] for model in games.models])
-    columns = (rated.ratings, rated.lower, rated.upper, best, worst, played, won, elos)
-    rows = [Row(*values) for values in zip(games.models, *(column.tolist() for column in columns), strict=True)]
     return Board(
-        rows=tuple(sorted(rows, key=lambda row: (-row.rating, row.model))),
+        rows=_rows(games, rated, islands, elo.elo(games) if live_elo is None else live_elo),
         votes=len(games),
         method=method,
         ci=ci,
@@ -126,7 +157,53 @@ def rate(
         prior_weight=rated.prior_weight,
         islands=_named(islands, games.models),
         rounds=rated.rounds,
+        ties=int((games.score == 0.5).sum() - _both_bad(games).sum()),
+        both_bad=int(_both_bad(games).sum()),
+        clustered=games.visitor is not None and ci == "sandwich",
+        effects=rated.effects,
+        tie_odds=rated.tie_odds,
+        separation=separation(rated, games.models, len(games), islands),
+        fragility=_fragility(games, cells),
     )
+
+
+def _fragility(games: Games, cells: Cells) -> Fragility | None:
+    plain = cells if games.weight is None else Cells.of(games.knowing(weight=None))
+    return fragility(plain, bradley_terry.fit(plain), games.models)
+
+
+def _rows(games: Games, rated: Rated, islands: np.ndarray, elos: Mapping[str, float] | np.ndarray) -> tuple[Row, ...]:
+    played, won = games.counts()
+    opponents = games.opponents()
+    both_bad = games.tally(_both_bad(games))
+    needed = min(FEW_OPPONENTS, len(games.models) - 1)
+    sure = simultaneous(rated)
+    columns = {
+        "rating": rated.ratings,
+        "lower": rated.lower,
+        "upper": rated.upper,
+        **dict(zip(("rank_best", "rank_worst"), rank_spread(rated.lower, rated.upper, islands), strict=True)),
+        "votes": played,
+        "wins": won,
+        "elo": elos if isinstance(elos, np.ndarray) else np.array([elos[model] for model in games.models]),
+        "ties": games.tally(games.score == 0.5) - both_bad,
+        "both_bad": both_bad,
+        "opponents": opponents,
+        "provisional": (played < FEW_VOTES) | (opponents < needed),
+        **dict(zip(("sure_lower", "sure_upper"), sure, strict=True)),
+        **dict(zip(("sure_rank_best", "sure_rank_worst"), rank_spread(*sure, islands), strict=True)),
+        **dict(zip(("always_lower", "always_upper"), always_valid(rated, played), strict=True)),
+    }
+    lists = [column.tolist() for column in columns.values()]
+    rows = [
+        Row(model, **dict(zip(columns, values, strict=True)))
+        for model, *values in zip(games.models, *lists, strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.rating, row.model)))
+
+
+def _both_bad(games: Games) -> np.ndarray:
+    return np.zeros(len(games), bool) if games.both_bad is None else games.both_bad
 
 
 def choose_interval(method: str, ci: str | None) -> str:

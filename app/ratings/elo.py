@@ -30,7 +30,9 @@ def elo(games: Games) -> np.ndarray:
 
 
 def rate(games: Games, cells: Cells, ci: str, rounds: int, rng: np.random.Generator) -> Rated:
-    return Rated(elo(games), *from_rounds(bootstrap(games, rounds, rng)), rounds=rounds)
+    """Covariates, weights and visitors are not its business: Elo is kept vote by vote, for comparison."""
+    drawn = bootstrap(games, rounds, rng)
+    return Rated(elo(games), *from_rounds(drawn), np.atleast_2d(np.cov(drawn.T)), rounds=rounds)
 
 
 def bootstrap(games: Games, rounds: int, rng: np.random.Generator) -> np.ndarray:

@@ -96,15 +96,25 @@ def test_no_games_are_an_empty_board():
 def test_games_all_tied_are_one_rating():
     board = rate(Games.of([("ant", "bee", 0.5), ("bee", "cat", 0.5)] * 30))
     assert ratings(board) == pytest.approx({"ant": 1000, "bee": 1000, "cat": 1000})
-    assert {(row.rank_best, row.rank_worst) for row in board.rows} == {(1, 1)}
+    assert {(row.rank_best, row.rank_worst) for row in board.rows} == {(1, 3)}, "no decided vote, no certain order"
+
+
+@pytest.mark.parametrize("ci", ["sandwich", "bootstrap"])
+def test_model_that_only_tied_has_the_interval_of_as_many_tossed_coins(ci):
+    """50 ties with bee, whose own place is known from 4,000 votes: the error is nearly 1 / sqrt(50 / 4)."""
+    known = record(("bee", "cow", 1000, 1000), ("bee", "dog", 1000, 1000), ("cow", "dog", 1000, 1000))
+    board = rate(Games.of([*known, *[("ant", "bee", 0.5)] * 50]), ci=ci)
+    ant = next(row for row in board.rows if row.model == "ant")
+    error = SCALE / math.sqrt(50 / 4) * 3 / 4  # of the distance to the mean of four, of which ant is one
+    assert (ant.upper - ant.lower) / (2 * Z) == pytest.approx(error, rel=0.15)
 
 
 def test_sandwich_covers_the_truth_as_often_as_it_says():
-    """Of 95% intervals over 200 simulated boards of 5 models and 400 games, 93 to 97 of a hundred hold the truth."""
+    """Of 95% intervals over 120 simulated boards of 5 models and 400 games, 93 to 97 of a hundred hold the truth."""
     rng = np.random.default_rng(1)
     truth = np.array([-1.0, -0.4, 0.0, 0.5, 0.9])
     held = []
-    for _ in range(200):
+    for _ in range(120):
         left = rng.integers(5, size=400)
         right = (left + rng.integers(1, 5, size=400)) % 5
         score = (rng.random(400) < 1 / (1 + np.exp(truth[right] - truth[left]))).astype(float)
@@ -133,20 +143,20 @@ def assert_same(one: Board, other: Board, name=lambda model: model) -> None:
         assert (row.votes, row.wins) == (same.votes, same.wins)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played, st.randoms(use_true_random=False))
 def test_order_of_votes_does_not_matter(played, random):
     shuffled = random.sample(played, len(played))
     assert_same(rate(Games.of(played)), rate(Games.of(shuffled)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played)
 def test_swapping_the_sides_of_votes_does_not_matter(played):
     assert_same(rate(Games.of(played)), rate(Games.of([(right, left, 1 - score) for left, right, score in played])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played)
 def test_swapping_wins_and_losses_mirrors_the_ratings(played):
     board = rate(Games.of(played))
@@ -155,7 +165,7 @@ def test_swapping_wins_and_losses_mirrors_the_ratings(played):
     assert ratings(board) == pytest.approx(opposite, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played)
 def test_renaming_only_relabels(played):
     def renamed(model: str) -> str:
@@ -165,7 +175,7 @@ def test_renaming_only_relabels(played):
     assert_same(rate(Games.of(played)), rate(other), renamed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played)
 def test_ratings_are_finite_centred_and_inside_their_intervals(played):
     board = rate(Games.of(played))
@@ -178,7 +188,7 @@ def test_ratings_are_finite_centred_and_inside_their_intervals(played):
     assert sum(row.wins for row in board.rows) == sum(score != 0.5 for _, _, score in played)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(games_played)
 def test_fit_is_a_maximum_where_no_prior_is_needed(played):
     """What a model scored is what its strength made one expect: the equation of the maximum."""
