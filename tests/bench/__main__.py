@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from engine.config import EngineConfig
 from tests.bench.peers import PEERS
 from tests.bench.place import InstallError, Place
 from tests.bench.report import document, failures, markdown
-from tests.bench.rounds import APART, OURS, Contestant, Record, contestant, ours, read, run
+from tests.bench.rounds import APART, OURS, Contestant, Record, contestant, install, ours, read, run
+from tests.bench.server import ServerError
 
 BEGIN, END = "<!-- peers: written by `make bench-peers ARGS=--write` -->", "<!-- peers: end -->"
 NAMES = (OURS, APART, *(peer.name for peer in PEERS))
@@ -34,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     places = {peer.folder: Place(folder / peer.folder, weights, options.jobs) for peer in PEERS}
     engines, loads = chosen(options.only)
     if options.install:
-        return install(engines, places)
+        return install_all(engines, places)
     results = options.results or folder / "results.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     if not options.report:
@@ -98,7 +100,7 @@ def contestant_of(name: str, places: dict[str, Place], weights: Path) -> Contest
     return contestant(peer, places[peer.folder])
 
 
-def install(engines: Sequence[str], places: dict[str, Place]) -> int:
+def install_all(engines: Sequence[str], places: dict[str, Place]) -> int:
     """Installs the peers among `engines`. One that fails is named with its log, and the others go on."""
     status = 0
     for peer in PEERS:
@@ -106,9 +108,9 @@ def install(engines: Sequence[str], places: dict[str, Place]) -> int:
             continue
         place = places[peer.folder]
         try:
-            place.install(peer.install)
+            install(peer, place, place.folder.with_name(f"{peer.name}.log"))
             print(f"{peer.name}: ready in {place.folder}", file=sys.stderr)
-        except InstallError as error:
+        except (InstallError, ServerError) as error:
             status = 1
             print(f"{peer.name}: {error}\n  the log: {error.log}", file=sys.stderr)
     return status
@@ -150,4 +152,5 @@ def write(records: Sequence[Record], command: str, measured: Path = MEASURED) ->
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server outlives us
     sys.exit(main())

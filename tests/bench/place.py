@@ -81,7 +81,7 @@ class Place:
                 members = [each.replace(name=each.name.partition("/")[2]) for each in tar if "/" in each.name]
                 tar.extractall(self.folder / into, members, filter="data")
 
-        self._once(f"unpack {archive} into {into}", extract)
+        self.once(f"unpack {archive} into {into}", extract)
 
     def write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +97,10 @@ class Place:
             if status.returncode:
                 raise InstallError(f"{' '.join(words)[:200]}: status {status.returncode}", self.log)
 
-        self._once(" ".join(words), call)
+        self.once(" ".join(words), call)
 
-    def _once(self, step: str, do: Callable[[], None]) -> None:
+    def once(self, step: str, do: Callable[[], None]) -> None:
+        """Does a step that was not done yet, and notes it; a step is known by its words."""
         done = self.folder / ".done" / hashlib.sha256(step.encode()).hexdigest()[:16]
         if done.exists():
             return

@@ -66,7 +66,7 @@ def contestant(peer: Peer, place: Place) -> Contestant:
     """A peer, installed when it is first measured. A battle takes two servers, on half of the cores each."""
 
     def measure_peer(load: Load, warm_up: Load, log: Path) -> Record:
-        place.install(peer.install)
+        install(peer, place, log)
         cores = sorted(os.sched_getaffinity(0))
         halves = [cores[: len(cores) // 2] or cores, cores[len(cores) // 2 :]]
         launches = [peer.launch(place, part) for part in (halves if load.name == "W4" else [cores])]
@@ -80,6 +80,17 @@ def contestant(peer: Peer, place: Place) -> Contestant:
             return measure(load, endpoints, warm_up, pids) | {"launch_seconds": launch_seconds}
 
     return Contestant(peer.name, peer.precision, peer.version, measure_peer)
+
+
+def install(peer: Peer, place: Place, log: Path) -> None:
+    """Installs it, and starts it once, where that was not done yet: some compile at their first start."""
+    place.install(peer.install)
+
+    def start() -> None:
+        with closing(Server(peer.launch(place, sorted(os.sched_getaffinity(0))), log)) as server:
+            server.wait_until_ready(timeout_seconds=1200)
+
+    place.once(f"first start of {peer.name}", start)
 
 
 def run(

@@ -112,6 +112,15 @@ def test_install_that_fails_fails_each_load_but_runs_once(place, results):
     assert (place.folder / "tries").read_text() == "once\n"
 
 
+def test_peer_is_started_once_before_it_is_measured_for_the_first_time(place, results):
+    starts = place.folder.parent / "starts"
+    code = f"open({str(starts)!r}, 'a').write('start '); import runpy; runpy.run_path({FAKE!r}, run_name='__main__')"
+    launch = Launch((sys.executable, "-c", code, "{port}"), "bench")
+    peer = Peer("fake", "bf16", "fake 1", "fake", lambda place: None, lambda place, cores: launch)
+    list(run([contestant(peer, place)], ("W1",), 2, results, load_of))
+    assert starts.read_text().split() == ["start"] * 3
+
+
 def test_server_and_what_it_started_are_gone_when_it_is_closed(tmp_path):
     sleep = "import time; time.sleep(60)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}])"
