@@ -36,6 +36,7 @@ class CheckpointKV:
 
     def __post_init__(self) -> None:
         self.block_tokens = self.geometry.block_tokens
+        self.has_windows = any(group.window is not None for group in self.groups)
         self.pages_per_bundle = sum(group.pages_per_block for group in self.groups)  # one block of each group
 
     def most_pages(self, tokens: int, chunk_tokens: int) -> int:
@@ -172,7 +173,8 @@ class KVManager:
         end = sequence.computed + tokens
         if end <= table.capacity:
             return True
-        self._drop_below_windows(table, sequence.computed)
+        if table.space.has_windows:
+            self._drop_below_windows(table, sequence.computed)
         missing = blocks_of(end - table.capacity, table.block_tokens)
         pages = missing * table.space.pages_per_bundle
         if pages > self.blocks.available_pages:

