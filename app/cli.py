@@ -78,7 +78,10 @@ def add_serve(commands) -> None:
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: 7860)")
     parser.add_argument("--database-url", help="sqlite:/// or postgresql:// (default: a file in the data folder)")
-    parser.add_argument("--engine-url", help="a running engine (default: one of our own is started)")
+    parser.add_argument(
+        "--engine-url",
+        help="a running engine; what others put on it is left alone (default: one of our own is started)",
+    )
     parser.add_argument("--data-folder", type=Path, help="where database, secrets and logs are kept (default: data)")
     parser.set_defaults(run=serve)
 
