@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from app import leaderboard_cli
+from app import leaderboard_cli, votes_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
@@ -61,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_models(commands)
     leaderboard_cli.add_parser(commands)
+    votes_cli.add_parser(commands)
     add_engine(commands)
     return parser
 
@@ -254,7 +255,7 @@ def disable_model(args: argparse.Namespace) -> int:
 
 def add_engine(commands) -> None:
     parser = commands.add_parser(
-        "engine", help="the engine by itself: serve, bench, pull", add_help=False, prefix_chars="\0"
+        "engine", help="the engine by itself: serve, bench, simulate, pull", add_help=False, prefix_chars="\0"
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(run=engine)

@@ -79,6 +79,12 @@ class AppConfig:
         "", "Password of /admin; without it one is made up and printed once, when data_folder is new.", secret=True
     )
     admin_key: str = setting("", "Bearer key of /api/admin; without it the admin password is that key.", secret=True)
+    vote_log_key: str = setting(
+        "",
+        "Key that signs the head of the vote log; empty takes the secret of data_folder. "
+        "Processes on one database need the same.",
+        secret=True,
+    )
     secure_cookies: bool = setting(False, "Whether cookies are sent over https only, even where we see plain http.")
     trusted_proxies: tuple[str, ...] = setting(
         (), "Addresses or networks of reverse proxies whose X-Forwarded-For and -Proto are believed."

@@ -11,13 +11,15 @@ import hmac
 import ipaddress
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from app.config import AppConfig
 from app.errors import ForeignOrigin
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -86,6 +88,18 @@ class Secret:
             mapped = parsed.ipv4_mapped
             parsed = mapped or ipaddress.ip_network((parsed, 64), strict=False).network_address
         return self.sign("address", str(parsed))[:32]
+
+
+def log_signer(config: AppConfig) -> Callable[[str], str]:
+    """Signs heads of the vote log: HMAC-SHA256 under the configured key, or under this data folder's secret.
+
+    A MAC and no public signature, since no library for those is among our dependencies: it convinces whoever holds the
+    key that nobody else has written the log. For everyone else the head's hash is published, and compared.
+    """
+    key = config.vote_log_key.encode()
+    if not key:
+        return partial(Secret(config.data_folder).sign, "vote log")
+    return lambda text: hmac.new(key, f"vote log\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def _kept(path: Path) -> bytes:

@@ -331,15 +331,21 @@ def append_vote(
     sign: vote_log.Sign | None,
     *,
     salt: str | None = None,
+    private_digest: str | None = None,
     imported_from: str | None = None,
     details: dict[str, Any] | None = None,
 ) -> Vote:
-    """The next vote of the log, whose lock the session holds. Raises IntegrityError where the battle has one."""
-    salt = salt or uuid4().hex
+    """The next vote of the log, whose lock the session holds. Raises IntegrityError where the battle has one.
+
+    `private_digest` is that of a vote whose visitor was forgotten elsewhere: nothing is left to compute it from.
+    """
+    if private_digest is None:
+        salt = salt or uuid4().hex
+        public_id = session.get(Visitor, battle.visitor_id).public_id
+        private = vote_log.private_digest(salt, public_id, conversation_of(session, battle.id), details)
+    else:
+        salt, private = None, private_digest
     names = {side: model.name for side, model in models_of(session, battle).items()}
-    private = vote_log.private_digest(
-        salt, session.get(Visitor, battle.visitor_id).public_id, conversation_of(session, battle.id), details
-    )
     body = vote_log.vote_body(
         battle=battle.id,
         model_a=names["a"],
@@ -475,6 +481,12 @@ def count_battles(
     return session.scalar(query)
 
 
+def undecided_battles(session: Session, since: datetime) -> int:
+    """Battles that may still be voted on, and that something has happened to since then."""
+    query = select(func.count()).select_from(Battle)
+    return session.scalar(query.where(Battle.state.not_in(("voted", "void")), Battle.updated_at >= since))
+
+
 def battle_counts(session: Session) -> dict[int, int]:
     """How many battles each model (by id) has been drawn for, the void ones left out."""
     sides = [
@@ -550,6 +562,71 @@ def advance_ratings(session: Session, method: str, ci: str, last_vote_id: int, n
     """Marks all rows of a board as right up to that vote: for methods where a vote moves only the two it is about."""
     statement = update(Rating).where(Rating.method == method, Rating.ci == ci)
     session.execute(statement.values(last_vote_id=last_vote_id, updated_at=now))
+
+
+# Votes of others
+
+
+def import_vote(
+    session: Session,
+    *,
+    battle_id: str,
+    visitor_id: str,
+    model_ids: tuple[int, int],
+    kind: str,
+    created_at: datetime,
+    conversation: Sequence[dict[str, str]],
+    sign: vote_log.Sign | None,
+    salt: str | None = None,
+    private_digest: str | None = None,
+    pair_probability: float | None = None,
+    side_coin: bool | None = None,
+    imported_from: str | None = None,
+    details: dict[str, Any] | None = None,
+) -> Vote:
+    """A voted battle of a file, appended to the log whose lock the session holds. `conversation` as in
+    `conversation_of`; `private_digest` stands in for that of a conversation which its file no longer had."""
+    battle = Battle(
+        id=battle_id,
+        visitor_id=visitor_id,
+        model_a_id=model_ids[0],
+        model_b_id=model_ids[1],
+        pair_probability=1.0 if pair_probability is None else pair_probability,
+        side_coin=bool(side_coin),
+        state="voted",
+        created_at=created_at,
+        updated_at=created_at,
+    )
+    session.add(battle)
+    session.flush()
+    for number, said in enumerate(conversation, 1):
+        turn = Turn(battle_id=battle_id, number=number, prompt=said["prompt"], created_at=created_at)
+        session.add(turn)
+        session.flush()
+        session.add_all(
+            Answer(turn_id=turn.id, side=side, attempt=1, state="done", text=said[side], created_at=created_at)
+            for side in SIDES
+        )
+    session.flush()
+    return append_vote(
+        session,
+        battle,
+        kind,
+        created_at,
+        sign,
+        salt=salt,
+        private_digest=private_digest,
+        imported_from=imported_from,
+        details=details,
+    )
+
+
+def battle_exists(session: Session, battle_id: str) -> bool:
+    return session.scalar(select(Battle.id).where(Battle.id == battle_id)) is not None
+
+
+def visitor_called(session: Session, public_id: str) -> Visitor | None:
+    return session.scalar(select(Visitor).where(Visitor.public_id == public_id))
 
 
 # The vote log

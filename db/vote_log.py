@@ -18,6 +18,8 @@ from typing import Any
 VERSION = 1  # of the hashed shape: these bytes are published, and never change under this number
 START = "0" * 64  # what the first entry follows
 VOTES, DECISIONS = "votes", "decisions"
+VOTE_FIELDS = ("battle", "model_a", "model_b", "kind", "created_at", "private")
+DECISION_FIELDS = ("vote", "counted", "reason", "decided_by", "note", "created_at")
 
 Sign = Callable[[str], str]
 
@@ -139,6 +141,7 @@ class Report:
     counted: int
     forgotten: int
     heads: Mapping[str, Head]
+    hashes: frozenset[str] = frozenset()  # of the votes: one that was published must be among them
 
 
 def verify(
@@ -150,19 +153,23 @@ def verify(
     faults = list(_chain_faults(DECISIONS, _noted(decisions, decided), decision_ends))
     tally = {"counted": 0, "forgotten": 0}
     beside: list[str] = []
+    hashes: set[str] = set()
 
     def entries() -> Iterator[Entry]:
         for vote in votes:
             tally["counted"] += vote.counted
             tally["forgotten"] += vote.salt is None
             beside.extend(_faults_beside(vote, decided.pop(vote.entry.number, (True, None))))
+            hashes.add(vote.entry.chain_hash)
             yield vote.entry
 
     faults = [*_chain_faults(VOTES, entries(), vote_ends), *beside, *faults]
     faults += [f"a decision is about vote {number}, which is not there" for number in sorted(decided)]
     for name, end in ((VOTES, vote_ends), (DECISIONS, decision_ends)):
         faults += _head_faults(heads[name], end, sign)
-    return Report(tuple(faults), vote_ends.entries, decision_ends.entries, **tally, heads=heads)
+    return Report(
+        tuple(faults), vote_ends.entries, decision_ends.entries, **tally, heads=heads, hashes=frozenset(hashes)
+    )
 
 
 @dataclass

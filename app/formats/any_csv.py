@@ -9,12 +9,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import BadInput
+from app.formats.records import BadRow, Row, VoteRecord
+from app.formats.rows import VotesSource
 from app.ratings import Games
+from db.vote_kinds import VOTE_KINDS
 
 DEFAULT_COLUMNS = ("left", "right", "winner")
 DELIMITERS = (",", ";", "\t")
@@ -22,9 +25,13 @@ LEFT_WORDS = ("left", "model_a")
 RIGHT_WORDS = ("right", "model_b")
 TIE_WORDS = ("tie", "draw")
 BOTH_BAD_WORDS = ("both_bad", "both bad", "bothbad", "tie (bothbad)", "tie (both bad)", "neither")
-SCORES = (
-    dict.fromkeys(LEFT_WORDS, 1.0) | dict.fromkeys(RIGHT_WORDS, 0.0) | dict.fromkeys((*TIE_WORDS, *BOTH_BAD_WORDS), 0.5)
+KINDS = (
+    dict.fromkeys(LEFT_WORDS, "a")
+    | dict.fromkeys(RIGHT_WORDS, "b")
+    | dict.fromkeys(TIE_WORDS, "tie")
+    | dict.fromkeys(BOTH_BAD_WORDS, "both_bad")
 )
+WINNERS = {"a": "left", "b": "right", "tie": "tie", "both_bad": "both_bad"}
 SHOWN_BAD_ROWS = 20
 MAX_FIELD = 2**31 - 1  # a column that we do not read may hold a whole conversation
 
@@ -58,26 +65,89 @@ def write(rows: Iterable[tuple[str, str, str]]) -> bytes:
 def parse(lines: Iterator[str], columns: tuple[str, str, str]) -> Games:
     """Games of the lines of a CSV file with a header. Raises BadInput."""
     rows, places = _open(lines, columns)
-    words = {columns[0].lower(): 1.0, columns[1].lower(): 0.0} | SCORES
+    words = _words(columns)
     left, right, scores, bad = [], [], [], []
     line = 2  # where the row begins; one with line breaks in its fields ends further down
     try:
         for row in rows:
             if row:
                 try:
-                    pair, score = _read_row(row, places, words)
+                    pair, kind = _read_row(row, places, words)
                 except ValueError as error:
                     bad.append(f"line {line}: {error}")
                 else:
                     left.append(pair[0])
                     right.append(pair[1])
-                    scores.append(score)
+                    scores.append(VOTE_KINDS[kind].score_a)
             line = rows.line_num + 2
     except csv.Error as error:
         raise BadInput(f"line {line}: {error}") from error
     if bad:
         raise BadInput(_list_bad_rows(bad, len(bad) + len(scores)))
     return Games.between(left, right, scores)
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """The file as votes to import; its other columns, and the words of its winners, are kept and written again."""
+
+    columns: tuple[str, str, str] = DEFAULT_COLUMNS
+    name = "csv"
+    title = "any CSV by column names"
+    documented = "docs/votes.md"
+
+    def read(self, file: VotesSource) -> Iterator[Row]:
+        bad: list[BadRow] = []
+        rows, places, header, delimiter = _open_named((_text(file, bad)), self.columns)
+        words = _words(self.columns)
+        line = 2
+        try:
+            for cells in rows:
+                while bad:
+                    yield bad.pop(0)
+                if cells:
+                    try:
+                        (left, right), kind = _read_row(cells, places, words)
+                        if len(cells) != len(header):
+                            raise ValueError(f"has {len(cells)} fields and the header {len(header)}")
+                    except ValueError as error:
+                        yield BadRow(line, str(error))
+                    else:
+                        details = {"format": self.name, "header": header, "delimiter": delimiter, "cells": cells}
+                        yield VoteRecord(left, right, kind, details=details, line=line)
+                line = rows.line_num + 2
+        except csv.Error as error:
+            yield BadRow(line, str(error))
+        yield from bad
+
+    def write(self, records: Iterable[VoteRecord]) -> Iterator[str]:
+        """Under the header of the first vote; where that came from no CSV file, under our three columns."""
+        header: list[str] = []
+        for record in records:
+            details = record.details if (record.details or {}).get("format") == self.name else {}
+            if not header:
+                header, delimiter = details.get("header", list(self.columns)), details.get("delimiter", ",")
+                yield _cells(header, delimiter)
+            ours = dict(zip(self.columns, (record.model_a, record.model_b, WINNERS[record.kind]), strict=True))
+            same = details.get("header") == header
+            yield _cells(details["cells"] if same else [ours.get(name, "") for name in header], delimiter)
+
+    def loses(self, record: VoteRecord) -> str | None:
+        return None if record.counted else "is not counted, which the format cannot say"
+
+
+def _cells(cells: Sequence[str], delimiter: str) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n", delimiter=delimiter).writerow(cells)
+    return text.getvalue()
+
+
+def _text(file: VotesSource, bad: list[BadRow]) -> Iterator[str]:
+    for _, line in file.lines():
+        if isinstance(line, BadRow):
+            bad.append(line)
+            line = "\n"
+        yield line
 
 
 def _decoded(file: Iterable[bytes], digest) -> Iterator[str]:
@@ -89,14 +159,20 @@ def _decoded(file: Iterable[bytes], digest) -> Iterator[str]:
             raise BadInput(f"line {number}: not UTF-8 text ({error.reason})") from error
 
 
-def _open(lines: Iterator[str], columns: tuple[str, str, str]) -> tuple:
-    """A reader that stands after the header, and the places of the columns in a row."""
+def _open(lines: Iterator[str], columns: Sequence[str]) -> tuple:
+    """A reader that stands after the header, and the places of the columns in a row. Raises BadInput."""
+    return _open_named(lines, columns)[:2]
+
+
+def _open_named(lines: Iterator[str], columns: Sequence[str]) -> tuple:
+    """With the header and the delimiter."""
     header = next(lines, "")
     csv.field_size_limit(MAX_FIELD)
     for delimiter in DELIMITERS:
         names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
         if all(names.count(column) == 1 for column in columns):
-            return csv.reader(lines, delimiter=delimiter), [names.index(column) for column in columns]
+            places = [names.index(column) for column in columns]
+            return csv.reader(lines, delimiter=delimiter), places, names, delimiter
     names = [name.strip() for name in next(csv.reader([header]), [])]
     trouble = [
         f"{column!r} {'twice' if column in names else 'missing'}" for column in columns if names.count(column) != 1
@@ -104,7 +180,12 @@ def _open(lines: Iterator[str], columns: tuple[str, str, str]) -> tuple:
     raise BadInput(f"{', '.join(trouble)} among the columns: {', '.join(names) or 'the file is empty'}")
 
 
-def _read_row(row: list[str], places: list[int], words: dict[str, float]) -> tuple[tuple[str, str], float]:
+def _words(columns: Sequence[str]) -> dict[str, str]:
+    """What a winner's word means: a kind of vote."""
+    return {columns[0].lower(): "a", columns[1].lower(): "b"} | KINDS
+
+
+def _read_row(row: list[str], places: list[int], words: dict[str, str]) -> tuple[tuple[str, str], str]:
     if len(row) <= max(places):
         raise ValueError(f"has {len(row)} fields and needs {max(places) + 1}")
     left, right, winner = (row[place].strip() for place in places)
@@ -112,7 +193,7 @@ def _read_row(row: list[str], places: list[int], words: dict[str, float]) -> tup
         raise ValueError("a model has no name")
     if left == right:
         raise ValueError(f"{left!r} against itself")
-    meanings = {score for word, score in ((left, 1.0), (right, 0.0)) if winner == word}
+    meanings = {kind for word, kind in ((left, "a"), (right, "b")) if winner == word}
     if winner.lower() in words:
         meanings.add(words[winner.lower()])
     if not meanings:
@@ -127,3 +208,6 @@ def _list_bad_rows(bad: list[str], rows: int) -> str:
     if len(bad) > len(shown):
         shown.append(f"and {len(bad) - len(shown):,} more")
     return "\n  ".join([f"{len(bad):,} of {rows:,} rows cannot be read, so that none was:", *shown])
+
+
+FORMAT = CsvFormat()

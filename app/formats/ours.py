@@ -1,0 +1,155 @@
+"""Our own JSON lines: the whole vote log, with all that verifies it and all that a new arena needs to go on from it.
+
+The first line is {"schema": "paged-arena-votes", "version": 1, ...}; then one {"vote": ...} a vote, in the order of
+the log, one {"decision": ...} for each decision on them, and last {"heads": ...}. docs/votes.md describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from app.formats.records import BadRow, DecisionRecord, Row, Said, VoteRecord, checked
+from app.formats.rows import Columns, VotesSource
+from db import vote_log
+from db.vote_kinds import VOTE_KINDS
+
+SCHEMA, VERSION = "paged-arena-votes", 1
+LINK = ("number", "previous_hash", "chain_hash")
+
+
+class OurFormat:
+    name = "arena"
+    title = "our own JSON lines"
+    documented = "docs/votes.md"
+
+    def read(self, file: VotesSource) -> Iterator[Row]:
+        for line, columns in file.rows({}):
+            if isinstance(columns, BadRow):
+                yield columns
+                continue
+            try:
+                yield from _read_line(line, columns)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                yield BadRow(line, f"not a line of {self.title}: {type(error).__name__} {error}")
+
+    def loses(self, record: VoteRecord) -> None:
+        return None
+
+
+def header(program: str, exported_at: datetime) -> str:
+    return _line(
+        {"schema": SCHEMA, "version": VERSION, "program": program, "exported_at": vote_log.as_text(exported_at)}
+    )
+
+
+def vote_line(entry: vote_log.Entry, record: VoteRecord) -> str:
+    vote = {
+        "number": entry.number,
+        "previous_hash": entry.previous_hash,
+        "chain_hash": entry.chain_hash,
+        **entry.body,
+        "counted": record.counted,
+        "reason": record.reason,
+        "visitor": record.visitor,
+        "conversation": [vars(turn) for turn in record.conversation],
+        "details": record.details,
+        "salt": record.salt,
+        "pair_probability": record.pair_probability,
+        "side_coin": record.side_coin,
+        "imported_from": record.imported_from,
+    }
+    return _line({"vote": vote})
+
+
+def decision_line(entry: vote_log.Entry, retroactive: bool) -> str:
+    link = {name: getattr(entry, name) for name in LINK}
+    return _line({"decision": {**link, **entry.body, "retroactive": retroactive}})
+
+
+def heads_line(heads: Mapping[str, vote_log.Head]) -> str:
+    return _line({"heads": {name: vars(head) for name, head in heads.items()}})
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"
+
+
+def _read_line(line: int, columns: Columns) -> Iterator[Row]:
+    if "schema" in columns:
+        if (columns["schema"], columns.get("version")) != (SCHEMA, VERSION):
+            raise ValueError(f"schema is {columns['schema']!r} version {columns.get('version')}; this reads {VERSION}")
+    elif "vote" in columns:
+        yield checked(_record(line, columns["vote"]))
+    elif "decision" in columns:
+        yield _decision(line, columns["decision"])
+    elif "heads" not in columns:
+        raise ValueError(f"a line is a schema, a vote, a decision or heads, not {', '.join(columns)}")
+
+
+def _record(line: int, vote: Columns) -> VoteRecord:
+    if vote["kind"] not in VOTE_KINDS:
+        raise ValueError(f"kind is {vote['kind']!r}, and not one of {', '.join(VOTE_KINDS)}")
+    return VoteRecord(
+        model_a=vote["model_a"],
+        model_b=vote["model_b"],
+        kind=vote["kind"],
+        battle=vote["battle"],
+        visitor=vote["visitor"],
+        created_at=datetime.fromisoformat(vote["created_at"]),
+        conversation=tuple(Said(turn["prompt"], turn["a"], turn["b"]) for turn in vote["conversation"]),
+        salt=vote["salt"],
+        pair_probability=vote.get("pair_probability"),
+        side_coin=vote.get("side_coin"),
+        imported_from=vote.get("imported_from"),
+        number=vote["number"],
+        private=vote["private"],
+        details=vote["details"],
+        line=line,
+    )
+
+
+def _decision(line: int, decision: Columns) -> DecisionRecord:
+    named = ("vote", "counted", "reason", "decided_by", "note", "retroactive")
+    moment = datetime.fromisoformat(decision["created_at"])
+    return DecisionRecord(**{name: decision[name] for name in named}, created_at=moment, line=line)
+
+
+# Verifying a file
+
+
+def verify(file: VotesSource, sign: vote_log.Sign | None) -> vote_log.Report:
+    """Of a file as it was exported. Raises ValueError where it is none, with the line."""
+    votes: list[vote_log.KeptVote] = []
+    decisions: list[vote_log.Entry] = []
+    heads: dict[str, vote_log.Head] = {}
+    for line, columns in file.rows({}):
+        try:
+            if isinstance(columns, BadRow):
+                raise ValueError(columns.reason)
+            list(_read_line(line, columns))
+            if "vote" in columns:
+                votes.append(_kept(columns["vote"]))
+            elif "decision" in columns:
+                decisions.append(_entry(columns["decision"], vote_log.DECISION_FIELDS))
+            elif "heads" in columns:
+                heads = {name: vote_log.Head(**head) for name, head in columns["heads"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"line {line}: {type(error).__name__} {error}") from error
+    if heads.keys() != {vote_log.VOTES, vote_log.DECISIONS}:
+        raise ValueError("the last line, with the heads of the log, is missing")
+    return vote_log.verify(votes, decisions, heads, sign)
+
+
+def _entry(fields: Columns, names: Iterable[str]) -> vote_log.Entry:
+    return vote_log.Entry(*(fields[name] for name in LINK), {name: fields[name] for name in names})
+
+
+def _kept(vote: Columns) -> vote_log.KeptVote:
+    private = {name: vote[name] for name in ("visitor", "conversation", "details")}
+    return vote_log.KeptVote(_entry(vote, vote_log.VOTE_FIELDS), vote["salt"], private, vote["counted"], vote["reason"])
+
+
+FORMAT = OurFormat()

@@ -1,0 +1,119 @@
+"""`arena votes`: votes come in and go out, and whoever changed one of them is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.cli import main
+from tests.app.formats.samples import SAMPLES, by_lines
+
+
+@pytest.fixture
+def arena(tmp_path, capsys):
+    """arena("votes", ...) -> (exit status, standard output, standard error), on a data folder of the test's own."""
+
+    def run(*arguments: str, folder: str = "data") -> tuple[int, str, str]:
+        data = tmp_path / folder
+        data.mkdir(exist_ok=True)
+        status = main([*arguments, "--data-folder", str(data)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def sample(tmp_path):
+    def write(name: str) -> str:
+        path = tmp_path / f"{name}.votes"
+        path.write_text(SAMPLES[name])
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_format_goes_through_the_database_and_out_as_it_was(arena, sample, tmp_path, name):
+    assert arena("votes", "import", sample(name))[0] == 0
+    out = tmp_path / "out"
+    assert arena("votes", "export", "--format", name, "-o", str(out))[0] == 0
+    assert by_lines(out.read_text()) == by_lines(SAMPLES[name])
+    assert arena("votes", "verify")[0] == 0
+
+
+def test_own_format_restores_the_log_with_its_hashes(arena, sample, tmp_path):
+    arena("votes", "import", sample("lmsys_33k"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    arena("votes", "export", "-o", str(first))
+    assert arena("votes", "import", str(first), folder="other")[0] == 0
+    arena("votes", "export", "-o", str(second), folder="other")
+    *votes, heads = first.read_text().splitlines()[1:]
+    *restored, own_heads = second.read_text().splitlines()[1:]
+    assert restored == votes
+    hashes = [json.loads(line)["heads"]["votes"]["chain_hash"] for line in (heads, own_heads)]
+    assert hashes[0] == hashes[1]
+
+
+def test_votes_that_are_here_already_are_counted_and_not_added_twice(arena, sample):
+    arena("votes", "import", sample("lmsys_33k"))
+    status, out, _ = arena("votes", "import", sample("lmsys_33k"), "--json")
+    assert (status, json.loads(out)["votes"], json.loads(out)["already_here"]) == (0, 0, 4)
+
+
+def test_file_with_a_bad_row_is_refused_whole_and_taken_without_it_when_asked(arena, tmp_path):
+    path = tmp_path / "votes.csv"
+    path.write_text("left,right,winner\na,b,left\na,b,nobody\n")
+    status, _, error = arena("votes", "import", str(path))
+    assert status == 1 and "line 3: winner is 'nobody'" in error
+    assert json.loads(arena("votes", "verify", "--json")[1])["votes"] == 0
+    status, out, error = arena("votes", "import", str(path), "--skip-bad")
+    assert status == 0 and "1 votes" in out and "line 3: left out" in error
+
+
+def test_names_of_the_arenas_own_models_are_not_taken_for_the_same(arena, tmp_path):
+    arena("models", "add", "ant", "hf:a/b")
+    path = tmp_path / "votes.csv"
+    path.write_text("left,right,winner\nant,bee,left\n")
+    assert "--same-models" in arena("votes", "import", str(path))[2]
+    assert arena("votes", "import", str(path), "--same-models")[0] == 0
+
+
+def edited(line: str) -> str:
+    return line.replace('"kind": "a"', '"kind": "b"')
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda lines: [*lines[:1], edited(lines[1]), *lines[2:]], "vote 1 was edited"),
+        (lambda lines: [*lines[:2], *lines[3:]], "vote 2 is missing"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "vote 1 stands after vote 2"),
+        (lambda lines: [*lines[:4], lines[5]], "the last of the votes is missing"),
+        (
+            lambda lines: [lines[0], lines[1].replace("Scattering", "Magic"), *lines[2:]],
+            "vote 1: its visitor, its texts",
+        ),
+        (
+            lambda lines: [lines[0], lines[1].replace('"counted": true', '"counted": false'), *lines[2:]],
+            "vote 1 stands",
+        ),
+    ],
+)
+def test_changed_file_is_found_and_the_row_named(arena, sample, tmp_path, change, fault):
+    arena("votes", "import", sample("lmsys_33k"))
+    path = tmp_path / "votes.jsonl"
+    arena("votes", "export", "-o", str(path))
+    assert arena("votes", "verify", str(path))[0] == 0
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    status, out, _ = arena("votes", "verify", str(path))
+    assert status == 1 and f"FAULT  {fault}" in out
+
+
+def test_head_that_was_published_is_found_again_or_missed(arena, sample):
+    arena("votes", "import", sample("lmsys_33k"))
+    head = json.loads(arena("votes", "verify", "--json")[1])["head"]
+    arena("votes", "import", sample("csv"))
+    assert arena("votes", "verify", "--head", head)[0] == 0
+    status, out, _ = arena("votes", "verify", "--head", "0" * 64)
+    assert status == 1 and "not the one that was published" in out
