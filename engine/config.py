@@ -65,6 +65,9 @@ class EngineConfig:
     )
     max_sequences: int = setting(64, "Most sequences in one step.", unit="sequences", least=1)
     max_waiting: int = setting(1024, "Most requests that wait; one more is answered 429.", unit="requests", least=1)
+    stall_seconds: int = setting(
+        300, "How long a running request may make no progress before it is failed and logged.", unit="seconds", least=1
+    )
     max_body_bytes: int = setting(8 * SIZES["MiB"], "Largest request body that is read.", unit="bytes", least=1024)
     policy: str = setting(
         "paged",

@@ -44,7 +44,6 @@ from engine.errors import (
     ModelNotReady,
     QueueFull,
 )
-from engine.grammar import Grammar
 from engine.kv.geometry import default_page_bytes
 from engine.kv.manager import CheckpointKV
 from engine.kv.page_map import PageMap
@@ -52,9 +51,10 @@ from engine.kv.pool import PagePool
 from engine.kv.reserved import kv_manager
 from engine.models import Checkpoint, Model, ModelSpec, ModelStatus
 from engine.occupancy import occupancy
-from engine.request import Deliver, Request
+from engine.request import Deliver, Request, Terms
 from engine.scheduler import Scheduler, Step
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
+from engine.watchdog import Deadlines, Watchdog, dump
 from kernels.spec import BLOCK_TOKENS, Backend
 
 __all__ = ["Engine", "GenerationEvent", "ModelSpec", "ModelStatus", "SamplingParams"]
@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]
 Load = Callable[[str, Progress], Runner]  # source, progress(done, total, unit) -> loaded checkpoint
 Command = tuple[Callable[[], None], Callable[[str], None] | None]  # what to do; whom to tell if the engine ends first
+USUAL_TERMS = Terms()
 SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
 
 
@@ -71,7 +72,12 @@ class Engine:
     """`load` fetches and loads a checkpoint, on a thread of its own; by default from the source into `backend`."""
 
     def __init__(
-        self, config: EngineConfig, backend: Backend, load: Load | None = None, pool: PagePool | None = None
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        load: Load | None = None,
+        pool: PagePool | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         dtype = torch_dtype(config.dtype)
         page_bytes = config.page_bytes or default_page_bytes(dtype.itemsize)
@@ -101,6 +107,9 @@ class Engine:
         self._loaded: dict[CheckpointKV, Checkpoint] = {}
         self._requests: dict[str, Request] = {}
         self._commands: deque[Command] = deque()
+        self._clock = clock
+        self._deadlines = Deadlines()
+        self._watchdog = Watchdog(config.stall_seconds)
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -173,6 +182,7 @@ class Engine:
         self._run_commands()
         if self.scheduler.idle:
             return False
+        self._end_what_takes_too_long()
         began = time.perf_counter()
         step = self.scheduler.schedule()
         for sequence in step.unservable:
@@ -184,6 +194,17 @@ class Engine:
         self.counts.steps += 1
         self.counts.step_seconds += time.perf_counter() - began
         return True
+
+    def _end_what_takes_too_long(self) -> None:
+        now = self._clock()
+        for request_id in self._deadlines.passed(now):
+            if request := self._requests.get(request_id):
+                self._end(request, "deadline", f"not done within {request.terms.deadline_seconds:g} seconds")
+        if stuck := self._watchdog.stuck(self._requests.values(), now):
+            log.error("%d requests make no progress:\n%s", len(stuck), dump(self.scheduler, self.memory))
+        for request in stuck:
+            why = f"it made no progress for {self.config.stall_seconds:,} seconds; the engine's log has more"
+            self._end(request, "error", why)
 
     def _compute(self, step: Step) -> None:
         checkpoint = self._loaded[step.space]
@@ -316,18 +337,19 @@ class Engine:
         prompt_ids: list[int],
         params: SamplingParams,
         deliver: Deliver,
-        *,
-        grammar: Grammar | None = None,
+        terms: Terms = USUAL_TERMS,
     ) -> str:
         """Queues a request and returns its id. Its events come through `deliver`, on the engine's thread, until each of
-        its choices had one with a finish_reason; `deliver` must not block. `grammar`: what each answer is held to.
+        its choices had one with a finish_reason; `deliver` must not block.
 
         Raises ModelNotFound, ModelNotReady, ContextTooLong, BadRequest, QueueFull, EngineDead.
         """
         served = self._ready(model)
         self._check(served, prompt_ids, params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver, grammar)
+        request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver, terms)
+        if terms.deadline_seconds is not None:
+            request.deadline = self._clock() + terms.deadline_seconds
         self._post(partial(self._add, request), partial(self._stopped, request))
         return request.id
 
@@ -359,6 +381,8 @@ class Engine:
         if request.params.max_tokens == 0 and not request.params.prompt_logprobs:
             return self._turn_away(request, "length")
         self._requests[request.id] = request
+        if request.deadline is not None:
+            self._deadlines.add(request)
         self.scheduler.add(request.sequence)
 
     def _abort(self, request_id: str) -> None:

@@ -7,6 +7,7 @@
     │   ├── UnknownParameter              one that no API we speak has
     │   ├── ContextTooLong                says how long the prompt is and how much the model allows
     │   └── BodyTooLarge             413  says how large the body is and how much is read
+    ├── DeadlineExceeded             408  not done within its own deadline_seconds; not worth a retry
     ├── NotAuthorized                401  no key or a wrong one
     ├── ModelNotFound                404  no model of that name
     ├── CheckpointError              422  a source that cannot be fetched, read or run here, and why
@@ -81,6 +82,12 @@ class ContextTooLong(BadRequest):
 class BodyTooLarge(BadRequest):
     status = 413
     code = "body_too_large"
+
+
+class DeadlineExceeded(EngineError):
+    status = 408
+    type = "timeout_error"
+    code = "deadline_exceeded"
 
 
 class NotAuthorized(EngineError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.choice import Choice
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 Deliver = Callable[[GenerationEvent], None]
 
 
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a request is served, beside how its tokens are drawn."""
+
+    user: str = ""  # requests of one user of a model share what the model is served
+    priority: int = 0  # the smaller, the sooner
+    deadline_seconds: float | None = None  # from its arrival on; then it ends, whatever state it is in
+    grammar: Grammar | None = None  # what each answer is held to
+
+
 class Request:
     """`choices` are those that have not ended. They draw with the seed, the seed + 1 ...; the first computes the prompt
     for all."""
@@ -29,20 +40,23 @@ class Request:
         params: SamplingParams,
         seed: int,
         deliver: Deliver,
-        grammar: Grammar | None = None,
+        terms: Terms,
     ) -> None:
         self.id = id
         self.model = model
         self.params = params
+        self.terms = terms
         self.deliver = deliver
+        self.deadline: float | None = None  # on the engine's clock
         self.prompt_scores: list[Score | None] = [None] * len(prompt_ids) if params.prompt_logprobs else []
         self.choices = [Choice(self, index, prompt_ids, params, seed + index) for index in range(params.n)]
-        if params.logit_bias or grammar:
+        if params.logit_bias or terms.grammar:
             for choice in self.choices:
-                choice.constraint = Constraint(params, grammar)
+                choice.constraint = Constraint(params, terms.grammar)
         first, *forks = self.choices
         self.sequence = Sequence(model.checkpoint.space, prompt_ids, params.max_tokens, owner=first)
         self.sequence.scored = params.prompt_logprobs
+        self.sequence.priority, self.sequence.client = terms.priority, (model.spec.name, terms.user)
         first.sequence, first.forks = self.sequence, tuple(forks)
 
     @property

@@ -1,8 +1,9 @@
 """Which sequences compute how many tokens in the next step. Knows tables only through the manager, and no weights.
 
-First come, first served. `running` and `waiting` together are always in order of arrival: an admission moves the first
-that waits to the end of those that run, a preemption moves the last that runs to the front of those that wait. So the
-oldest is never preempted, always progresses, and every other becomes the oldest in time.
+Of one client and priority: first come, first served. `running` and `waiting` together are then in order of arrival: an
+admission moves the first that waits to the end of those that run, a preemption moves the last that runs to the front of
+those that wait. So the oldest is never preempted, always progresses, and every other becomes the oldest in time. Among
+clients `line` decides who is next; one of whom nothing runs takes a place of the one of whom most runs.
 
 Checkpoints take turns: a step is one forward of the checkpoint that has waited longest for one, with all its running
 sequences, whichever models they belong to.
@@ -10,14 +11,17 @@ sequences, whichever models they belong to.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from engine.kv.manager import CheckpointKV, KVManager
+from engine.line import Line
 from engine.sequence import Sequence, State
 
 SCORED_COST = 8  # of the budget, for a prompt token whose logits are wanted: a row as long as the vocabulary each
+
 
 @dataclass
 class Step:
@@ -36,7 +40,7 @@ class Scheduler:
         self, kv: KVManager, *, max_sequences: int, max_batch_tokens: int, prefill_tokens_beside_decodes: int
     ) -> None:
         self.kv = kv
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Line()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._max_sequences = min(max_sequences, max_batch_tokens)
@@ -51,11 +55,15 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
+        self.waiting.enter(sequence)
         self.waiting.append(sequence)
 
     def fork(self, sequence: Sequence, child: Sequence) -> None:
         """Lets `child` go on from where `sequence` is, next after it. Where there is no room, newer ones are preempted
         first; where that is not enough, it waits in front and will compute everything itself."""
+        self.waiting.charge([sequence])
+        child.charged = sequence.charged
+        self.waiting.enter(child, sequence.arrival)
         while sequence.state is State.RUNNING:
             if self.kv.fork(sequence, child):
                 self.running.insert(self.running.index(sequence) + 1, child)
@@ -71,10 +79,14 @@ class Scheduler:
     def remove(self, sequence: Sequence, *, in_doubt: bool = False) -> None:
         """Ends a sequence in whatever state it is, and frees what it holds."""
         if sequence.state is State.RUNNING:
+            self.waiting.charge([sequence])
             self.running.remove(sequence)
             self.kv.release(sequence, in_doubt=in_doubt)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        else:
+            return
+        self.waiting.leave(sequence)
         sequence.state = State.FINISHED
 
     def schedule(self) -> Step:
@@ -86,17 +98,47 @@ class Scheduler:
         return Step(space, sequences, counts, unservable)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
-            if self.kv.admit(sequence, alone=not self.running):
-                self.waiting.popleft()
-                self.running.append(sequence)
-                sequence.state = State.RUNNING
-            elif self.running:
+        if self.waiting and self.waiting.several:
+            self.waiting.charge(self.running)
+        while self.waiting:
+            sequence, alone = self.waiting.first(self.running), all(each.uncomputed == 0 for each in self.running)
+            if len(self.running) < self._max_sequences and self.kv.admit(sequence, alone=alone):
+                self.waiting.remove(sequence)
+                self._run(sequence)
+            elif victim := self._who_yields(sequence):
+                self._preempt(victim)
+            elif not alone:
                 return
             else:  # not even alone
                 self.remove(sequence)
                 self._unservable.append(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        """Puts it behind all of its priority."""
+        place = bisect_right(self.running, sequence.priority, key=lambda each: each.priority)
+        self.running.insert(place, sequence)
+        sequence.state = State.RUNNING
+
+    def _who_yields(self, sequence: Sequence) -> Sequence | None:
+        """Who is preempted for one that waits: the last of less priority; else, where nothing runs of its model, or of
+        its user, the newest of the model, or user, of which most runs. Nobody for whom that would be the only one."""
+        if not self.running:
+            return None
+        if self.running[-1].priority > sequence.priority:
+            return self.running[-1]
+        if not self.waiting.several:
+            return None
+        equals = [each for each in self.running if each.priority == sequence.priority]
+        if any(each.client[0] == sequence.client[0] for each in equals):  # then the places of the model are shared
+            equals = [each for each in equals if each.client[0] == sequence.client[0]]
+            names = [each.client[1] for each in equals]
+            own = sequence.client[1]
+        else:
+            names, own = [each.client[0] for each in equals], sequence.client[0]
+        crowd, most = Counter(names).most_common(1)[0] if names else ("", 0)
+        if most < 2 or own in names:
+            return None
+        return next(each for each, name in zip(reversed(equals), reversed(names), strict=True) if name == crowd)
 
     def _next_turn(self) -> CheckpointKV | None:
         spaces = {sequence.space for sequence in self.running}
@@ -109,27 +151,36 @@ class Scheduler:
 
     def _share_out(self, space: CheckpointKV) -> tuple[list[Sequence], list[int]]:
         """One token to each that decodes, what is left of the budget to those that prefill, the oldest first."""
-        decoding = sum(sequence.uncomputed == 1 for sequence in self.running)
         own = [sequence for sequence in self.running if sequence.space is space]
-        budget = self._max_batch_tokens - sum(sequence.uncomputed == 1 for sequence in own)
-        if decoding:
+        budget = self._max_batch_tokens - sum(each.length - each.computed == 1 for each in own)
+        if any(each.length - each.computed == 1 for each in self.running):
             budget = min(budget, self._prefill_tokens_beside_decodes)
-        sequences, counts = [], []
+        if self.waiting.several and budget:
+            own = self._least_served_first(own)
+        sequences, counts, preemptions = [], [], self.preemptions
         for sequence in own:
-            if sequence.state is not State.RUNNING:
-                break  # preempted by an older one just now, and so were all after it
-            prefills = sequence.uncomputed > 1
-            if prefills and budget and not sequence.scored:
+            left = sequence.length - sequence.computed
+            if sequence.state is not State.RUNNING or left == 0:
+                continue  # preempted just now, or it waits for others of its request
+            if left > 1 and budget and not sequence.scored:
                 self.kv.rematch(sequence)
-            cost = SCORED_COST if prefills and sequence.scored else 1
-            count = min(sequence.uncomputed, -(-budget // cost)) if prefills else 1
+            cost = SCORED_COST if left > 1 and sequence.scored else 1
+            count = min(sequence.uncomputed, -(-budget // cost)) if left > 1 else 1
             if count == 0 or not self._make_room(sequence, count):
                 continue
-            if prefills:
+            if left > 1:
                 budget = max(0, budget - cost * count)
             sequences.append(sequence)
             counts.append(count)
+        if preemptions != self.preemptions:
+            kept = [(each, n) for each, n in zip(sequences, counts, strict=True) if each.state is State.RUNNING]
+            sequences, counts = [each for each, _ in kept], [n for _, n in kept]
         return sequences, counts
+
+    def _least_served_first(self, sequences: list[Sequence]) -> list[Sequence]:
+        """The order in which prompts take their share, so that one client's do not make all others wait."""
+        self.waiting.charge(self.running)
+        return sorted(sequences, key=self.waiting.rank)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempts from the newest on until the blocks are there; False where `sequence` itself had to go."""
@@ -141,7 +192,8 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.pop()
+        self.waiting.charge([sequence])
+        self.running.remove(sequence)
         self.kv.release(sequence)
         sequence.state = State.WAITING
         self.waiting.appendleft(sequence)

@@ -16,7 +16,7 @@ from engine.sequence import SamplingParams
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
-NO_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+NO_EFFECT = frozenset({"metadata", "safety_identifier", "prompt_cache_key"})
 OFF: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
@@ -182,6 +182,15 @@ class GenerationRequest(Sampling):
         None, max_length=1024, description="Token id to what is added to its logit."
     )
 
+    user: str | None = Field(
+        None, max_length=512, description="Whose request it is: users share what a model is served fairly."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="The smaller, the sooner; 0 where nothing is said."
+    )
+    deadline_seconds: float | None = Field(
+        None, gt=0, le=86_400, description="Ends the request with an error if it is not done by then."
+    )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="As structured_outputs.json.")

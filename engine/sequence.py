@@ -50,8 +50,8 @@ class GenerationEvent:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str | None  # "stop", "length", "abort" or "error"
-    error: str | None  # with "error": what went wrong, in words for the operator
+    finish_reason: str | None  # "stop", "length", "abort", "deadline" or "error"
+    error: str | None  # with the last two: what went wrong, in words for the operator
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # of the prompt, served from blocks that were already there
@@ -70,12 +70,16 @@ class Sequence:
     """Tokens, and through `table` the blocks that hold their KV. `limit` is the length it may reach at most."""
 
     __slots__ = (
+        "arrival",
         "block_hashes",
         "cached_tokens",
+        "charged",
+        "client",
         "computed",
         "length",
         "limit",
         "owner",
+        "priority",
         "prompt_length",
         "scored",
         "space",
@@ -92,6 +96,9 @@ class Sequence:
         self.tokens = np.empty(min(self.limit, self.length + 256), np.int32)
         self.tokens[: self.length] = prompt_ids
         self.state = State.WAITING
+        self.priority = 0  # the smaller, the sooner
+        self.client = ("", "")  # model and user: who is served by it
+        self.arrival = self.charged = 0  # the line's: its place, and the virtual tokens charged
         self.computed = 0  # tokens whose KV is written
         self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
         self.scored = False  # whether the logits of every token are wanted: then nothing is taken from the cache
@@ -107,6 +114,7 @@ class Sequence:
         child = Sequence(self.space, self.tokens[: self.length], self.limit - self.length, owner)
         child.prompt_length, child.cached_tokens = self.prompt_length, self.cached_tokens
         child.block_hashes = list(self.block_hashes)
+        child.priority, child.client = self.priority, self.client
         return child
 
     def append(self, token: int) -> None:

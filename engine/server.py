@@ -38,11 +38,20 @@ from engine.chat import ChatFormat
 from engine.config import EngineConfig, is_loopback
 from engine.core import Engine
 from engine.delivery import ClientGone, Delivery, Inbox
-from engine.errors import BadRequest, BodyTooLarge, EngineDead, EngineError, InvalidParameter, NotAuthorized
+from engine.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    InvalidParameter,
+    NotAuthorized,
+)
 from engine.grammar import Grammar, Grammars
 from engine.metrics import Metrics, RequestTimer
 from engine.models import ModelSpec, ModelStatus
 from engine.page_frames import page_frames
+from engine.request import Terms
 from engine.schema import (
     ChatRequest,
     CompletionRequest,
@@ -145,18 +154,16 @@ class Generation(Response):
         prompt_ids: list[int],
         params: SamplingParams,
         timer: RequestTimer,
-        grammar: Grammar | None,
+        terms: Terms,
     ) -> None:
         self.server, self.request, self.answer = server, request, answer
-        self.prompt_ids, self.params, self.timer, self.grammar = prompt_ids, params, timer, grammar
+        self.prompt_ids, self.params, self.timer, self.terms = prompt_ids, params, timer, terms
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.server.engine
         with self.server.delivery.inbox(self.timer.observe, choices=self.params.n) as inbox:
-            request_id = engine.submit(
-                self.request.model, self.prompt_ids, self.params, inbox.deliver, grammar=self.grammar
-            )
+            request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver, self.terms)
             watch = asyncio.create_task(watch_connection(receive, inbox))
             try:
                 await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
@@ -208,6 +215,8 @@ async def watch_connection(receive: Receive, inbox: Inbox) -> None:
 def raise_failed(event: GenerationEvent) -> GenerationEvent:
     if event.finish_reason == "error":
         raise EngineError(event.error or "the generation failed")
+    if event.finish_reason == "deadline":
+        raise DeadlineExceeded(event.error, param="deadline_seconds")
     if event.finish_reason == "abort":
         raise EngineDead(event.error or "the generation was stopped by the engine")
     return event
@@ -283,7 +292,7 @@ class EngineServer:
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         vocabulary = self._vocabulary(runner) if body.logprobs else None
         answer = Answer(CHAT, body.model, usage=body.stream_options, vocabulary=vocabulary)
-        return Generation(self, body, answer, prompt_ids, params, timer, await self._grammar(runner, body))
+        return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
     async def complete(self, body: CompletionRequest) -> Response:
         runner, spec = self.engine.runner_of(body.model)
@@ -295,13 +304,17 @@ class EngineServer:
         echo = echo_of(prompt_ids, vocabulary, text) if body.echo else NO_ECHO
         scored = vocabulary if body.logprobs is not None else None
         answer = Answer(TEXT, body.model, usage=body.stream_options, vocabulary=scored, echo=echo)
-        return Generation(self, body, answer, prompt_ids, params, timer, await self._grammar(runner, body))
+        return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
     def _vocabulary(self, runner: Runner) -> Vocabulary:
         """Made once a checkpoint, and gone with it."""
         if runner not in self._vocabularies:
             self._vocabularies[runner] = Vocabulary(runner.tokenizer)
         return self._vocabularies[runner]
+
+    async def _terms(self, runner: Runner, body: GenerationRequest) -> Terms:
+        grammar = await self._grammar(runner, body)
+        return Terms(body.user or "", body.priority or 0, body.deadline_seconds, grammar)
 
     async def _grammar(self, runner: Runner, body: GenerationRequest) -> Grammar | None:
         """What the answer is held to, compiled off the event loop: it can take a while. Raises InvalidParameter."""

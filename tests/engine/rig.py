@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
-from typing import Any
 
 from engine.config import EngineConfig
-from engine.core import Engine, ModelSpec
+from engine.core import USUAL_TERMS, Engine, ModelSpec
+from engine.request import Terms
 from engine.sequence import GenerationEvent, SamplingParams
 from kernels.spec import BLOCK_TOKENS
 from tests.engine.fake_runner import FakeRunner, PoisonedPool
@@ -56,10 +55,14 @@ class Rig:
     """`checkpoints` by source; each is loaded by the first model that asks for it."""
 
     def __init__(self, checkpoints: dict[str, FakeRunner], pages: int = 400, seed: int = 0, **config) -> None:
-        self.checkpoints = checkpoints
+        self.checkpoints, self.now = checkpoints, 0.0
         self.config = EngineConfig(**{"check_integrity": True, "dtype": "float32", **config})
         self.engine = Engine(
-            self.config, None, lambda source, progress: checkpoints[source], PoisonedPool(pages, seed=seed)
+            self.config,
+            None,
+            lambda source, progress: checkpoints[source],
+            PoisonedPool(pages, seed=seed),
+            lambda: self.now,
         )
         self.memory, self.scheduler = self.engine.memory, self.engine.scheduler
         self._guard_shared_blocks()
@@ -81,13 +84,12 @@ class Rig:
         prompt_ids: list[int],
         max_tokens: int = 8,
         temperature: float = 0,
-        terms: Mapping[str, Any] = MappingProxyType({}),
+        terms: Terms = USUAL_TERMS,
         **params,
     ) -> Answer:
-        """`terms`: what `Engine.submit` takes beside them."""
         params = SamplingParams(max_tokens, temperature, **{"seed": 0, **params})
         answer = Answer(prompt_ids, params, self.engine.runner_of(model)[0])
-        answer.id = self.engine.submit(model, prompt_ids, params, answer.events.append, **terms)
+        answer.id = self.engine.submit(model, prompt_ids, params, answer.events.append, terms)
         return answer
 
     def until(self, holds: Callable[[], bool], steps: int = 20_000) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import InvalidParameter
 from engine.grammar import Grammars
+from engine.request import Terms
 from tests.engine.fake_runner import HYBRID, TOKENIZER, FakeRunner
 from tests.engine.rig import Rig
 from tests.engine.test_core import words
@@ -160,7 +161,7 @@ def held(value: str, ends: frozenset[int] = frozenset(), kind: str = "regex", **
     rig = Rig({"a": FakeRunner(HYBRID, "a", eos_token_ids=ends)})
     rig.put("a")
     grammar = Grammars(TOKENIZER, 384, ends).compile("it", kind, value)
-    answer = rig.ask("a", words(20), 40, temperature=1.0, terms={"grammar": grammar}, **params)
+    answer = rig.ask("a", words(20), 40, temperature=1.0, terms=Terms(grammar=grammar), **params)
     rig.drain()
     return answer
 
