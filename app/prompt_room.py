@@ -14,6 +14,8 @@ from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
 from app.registry import ReadyModel
 
 LONGEST_TOKEN_CHARACTERS = 8  # of ordinary text; longer prompts are counted by a part of themselves first
+MOST_TOKENS_A_BYTE = 2  # a token holds a byte at least; as much again for what a tokenizer rewrites
+MOST_TOKENS_A_LABEL = 32  # that a chat template puts around a message
 REMOTE_CHARACTERS_PER_TOKEN = 2.5  # a cautious guess for tokenizers that we cannot ask
 
 Message = dict[str, str]
@@ -54,7 +56,10 @@ class PromptRoom:
         self._answer_tokens = answer_tokens
 
     async def check(self, models: Sequence[ReadyModel], histories: Sequence[Sequence[Message]], prompt: str) -> None:
-        """Raises PromptTooLong, or NotReady where nothing can count now."""
+        """Raises PromptTooLong, or NotReady where nothing can count now. What is short enough is not counted at all."""
+        asked = [[*history, {"role": "user", "content": prompt}] for history in (histories or [[]])]
+        if all(self._surely_fits(model, messages) for model in models for messages in asked):
+            return
         count = await self.count(models, histories, prompt)
         if not count.fits:
             raise PromptTooLong(count.tokens, count.limit, about=count.about)
@@ -68,6 +73,12 @@ class PromptRoom:
         ]
         counts = await asyncio.gather(*asked)
         return min(counts, key=lambda count: count.limit - count.tokens)
+
+    def _surely_fits(self, model: ReadyModel, messages: Sequence[Message]) -> bool:
+        if model.is_remote:
+            return self._guess(model, messages).fits
+        most = sum(MOST_TOKENS_A_LABEL + MOST_TOKENS_A_BYTE * len(each["content"].encode()) for each in messages)
+        return model.system_prompt_tokens + most <= self._limit(model.context_length)
 
     async def _count_one(self, model: ReadyModel, messages: list[Message]) -> Count:
         prompt = messages[-1]["content"]
@@ -90,7 +101,7 @@ class PromptRoom:
                 raise BadInput("This text cannot be read by the models.") from error
             raise NotReady("The models are starting again; please try once more in a few seconds.") from error
 
-    def _guess(self, model: ReadyModel, messages: list[Message]) -> Count:
+    def _guess(self, model: ReadyModel, messages: Sequence[Message]) -> Count:
         characters = len(model.system_prompt) + sum(len(message["content"]) for message in messages)
         limit = self._limit(model.context_length) if model.context_length else 1_000_000
         return Count(int(characters / REMOTE_CHARACTERS_PER_TOKEN), limit, about=True)
