@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from tests.app.fake_engine import Script
 from tests.browser.visit import QUESTION
@@ -180,8 +181,9 @@ def test_double_clicks_ask_once_and_vote_once(site, open_site):
     assert posts.count("battles") == posts.count("vote") == 1
 
 
-def test_side_that_failed_is_tried_again_and_is_no_answer(site, open_site, engine):
-    engine.say("alpha", Script.of("Half an ans", end="break"), "A whole answer.")
+@pytest.mark.parametrize("begun", ["Half an ans", ""], ids=["half", "before its first word"])
+def test_side_that_failed_is_tried_again_and_is_no_answer(site, open_site, engine, begun):
+    engine.say("alpha", Script.of(begun, end="break"), "A whole answer.")
     visit = open_site(site).ask(until="interrupted")
     failed = "a" if visit.page.locator("#chat-a .retry").count() else "b"
     assert visit.page.inner_text(f"#chat-{failed} .missing") == "This answer could not be finished."
