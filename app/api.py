@@ -166,6 +166,55 @@ async def count(body: PromptToCount, request: Request, visitor: Somebody, app: A
 
 @router.get("/status")
 async def status(app: App) -> dict[str, Any]:
+# Memory
+
+
+class Way(BaseModel):
+    """One way to hold the running requests: pages, percent of allocated slots without a token, room for more."""
+
+    pages: int
+    waste_percent: float
+    more_battles: int
+
+
+class Pool(BaseModel):
+    """The pool of pages, naming no model. `estimated`: a battle waits for its vote, so its pages are reckoned from the
+    text that was shown, at the mean size of all models. The admin is told `models` too, and never an estimate."""
+
+    total: int
+    page_bytes: int
+    stride: int
+    pages: dict[str, int]
+    running: int
+    waiting: int
+    tokens: int
+    cached_tokens_served: int
+    ways: dict[str, Way]
+    means: dict[str, Any]
+    estimated: bool = False
+    models: dict[str, dict[str, int]] | None = None
+
+
+@router.get("/memory", response_model_exclude_none=True)
+async def memory(request: Request, app: App) -> Pool:
+    """What the pool holds now, beside what contiguous reservation (`max`, `pow2`) would take for the same requests."""
+    return Pool(**await app.memory.snapshot(exact=_sees_exactly(request, app)))
+
+
+@router.get("/memory/frames", response_class=StreamingResponse)
+async def memory_frames(request: Request, app: App) -> Response:
+    """The pool page by page, live: binary messages as docs/engine.md tells them, at most 20 a second."""
+    frames = app.memory.watch(exact=_sees_exactly(request, app))
+    return StreamingResponse(frames, media_type="application/octet-stream", headers=SERVER_SENT_EVENTS)
+
+
+def _sees_exactly(request: Request, app: Services) -> bool:
+    return app.admin.auth_dependency(request) is not None
+
+
+# The arena as a whole
+
+
     ready, message = app.battles.readiness()
     return {"ready_models": ready, "enough": message is None, "message": message}
 

@@ -43,6 +43,7 @@ from app.matchmaking import Pair, pick_pair
 from app.prompt_room import Count, Message, PromptRoom, answer_room, checked_prompt
 from app.registry import ReadyModel, Registry
 from app.streams import Outcome, Pace, TurnStream
+from app.veil import ShownText
 from db import errors as db_errors
 from db import queries
 from db.connect import Database
@@ -116,7 +117,9 @@ class Battles:
         """Draws a pair and asks both sides. Refused prompts leave no row behind."""
         prompt = checked_prompt(prompt)
         ready = self._two_ready()
+        self.turns_begun = 0  # in this process; rises before a model is asked
         await self._room.check(ready, [], prompt)
+        self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         pair = pick_pair(ready, self._rng)
         battle_id = uuid.uuid4().hex
         attempt = await self._database.run(
@@ -292,6 +295,19 @@ class Battles:
             raise NotFound(NO_SUCH_BATTLE) from error
         if found[0].state == "streaming" and self._streaming(battle_id) is None:
             await self._database.run(_interrupt, battle_id, self._now())
+    # For those who watch the memory
+
+    async def undecided(self) -> int:
+        """Battles whose vote is still to come; the ones left alone for an hour are taken for abandoned."""
+        return await self._database.run(queries.undecided_battles, self._now() - LIMIT_WINDOW, read_only=True)
+
+    def shown(self) -> dict[str, list[ShownText]]:
+        """By battle that streams now, what readers have been shown of each answer; nothing else is told of it."""
+        return {
+            battle_id: [ShownText(asked[side], shown) for side, shown in self._live[battle_id].shown_bytes().items()]
+            for battle_id, asked in self._asked_bytes.items()
+        }
+
             found = await self._database.run(_read, battle_id, visitor_id, read_only=True)
         return found
 
@@ -332,7 +348,9 @@ class Battles:
         return partial(
             self._registry.answer,
             model,
+        self.turns_begun += 1
             messages,
+        self._asked_bytes[battle_id] = {side: _bytes_of(attempt.histories[side]) for side in attempt.answers}
             max_tokens=min(model.sampling.get("max_tokens", room), room),
             silence_seconds=self._config.silence_seconds,
         )
@@ -360,6 +378,7 @@ class Battles:
                 state = await self._database.run(_end_turn, battle_id, attempt.answers, outcomes, self._now())
                 break
             except db_errors.DatabaseUnavailable as error:
+            self._asked_bytes.pop(battle_id, None)
                 log.error("answers not saved", extra={"battle": battle_id, "reason": str(error), "again_in": pause})
                 if pause is None:
                     return "interrupted"
@@ -471,6 +490,10 @@ def _history(turns: Sequence[Turn], answers: Mapping[tuple[int, str], Answer], s
 
 
 def _attempt(session: Session, battle_id: str, answering: Mapping[str, Answer]) -> Attempt:
+def _bytes_of(messages: Sequence[Message]) -> int:
+    return sum(len(message["content"].encode()) for message in messages)
+
+
     battle, turns, answers = _read(session, battle_id, None)
     histories = {side: _history(turns, answers, side)[:-1] for side in SIDES}
     return Attempt(battle, turns[-1], answering, histories, _attempts(answers))

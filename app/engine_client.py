@@ -20,7 +20,10 @@ from urllib.parse import quote
 import httpx
 import orjson
 
+from app import page_frames
+
 CONNECT_SECONDS = 5.0
+PAGE_FRAMES_SECONDS = 10.0  # of silence, when the engine sends a sign of life every two
 ANSWER_SECONDS = 30.0  # of a request that is not a stream
 LIST_SECONDS = 10.0  # of one that no tokenizer, page or checkpoint has to be waited for
 LONGEST_LINE_BYTES = 4 * 1024 * 1024
@@ -208,6 +211,16 @@ class EngineClient:
     async def step_seconds(self, timeout_seconds: float) -> float:
         """For how long the step that our engine is at has taken by now. Raises EngineError, also for a dead engine."""
         return (await self._ask("GET", "/health", seconds=timeout_seconds)).get("step_seconds", 0.0)
+
+    async def page_frames(self) -> AsyncIterator[tuple[int, bytes]]:
+        """The page map, live: the messages of app/page_frames.py, for ever. Raises EngineError, ValueError."""
+        buffer = bytearray()
+        timeout = httpx.Timeout(PAGE_FRAMES_SECONDS, connect=CONNECT_SECONDS)
+        async with self._stream("GET", "/kv/pages", None, timeout) as response:
+            async for chunk in response.aiter_raw():
+                buffer += chunk
+                for message in page_frames.split(buffer):
+                    yield message
 
     # HTTP
 

@@ -17,6 +17,7 @@ from app.battles import Battles
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineClient
 from app.engine_process import EngineProcess
+from app.memory import Memory
 from app.engine_watch import end_when_hung
 from app.prompt_room import PromptRoom
 from app.registry import Registry, seed_default_models
@@ -38,6 +39,7 @@ class Services:
     engine: EngineClient
     registry: Registry
     battles: Battles
+    memory: Memory
     visitors: Visitors
     admin: Admin
     local_key: str  # bearer key of /api/admin while this process lives, for the command line
@@ -66,6 +68,7 @@ class Services:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        await self.memory.close()
         await self.battles.close()
         for task in self._running:
             task.cancel()
@@ -106,6 +109,7 @@ def build_services(
     local_key = secrets.token_urlsafe(24)
     registry = Registry(config, database, engine, clock=clock)
     room = PromptRoom(engine, config.answer_tokens)
+    battles = Battles(config, database, registry, room, rng=rng or random.SystemRandom(), clock=clock)
     return Services(
         config=config,
         database=database,
@@ -113,7 +117,10 @@ def build_services(
         process=process,
         engine=engine,
         registry=registry,
-        battles=Battles(config, database, registry, room, rng=rng or random.SystemRandom(), clock=clock),
+        battles=battles,
+        memory=Memory(
+            engine, turns_begun=lambda: battles.turns_begun, undecided=battles.undecided, shown=battles.shown
+        ),
         visitors=Visitors(database),
         admin=Admin(config, secret, local_key=local_key, announce=announce_password),
         local_key=local_key,

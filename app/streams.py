@@ -310,6 +310,10 @@ class TurnStream:
     def interrupt(self) -> None:
         self._cut = self._cut or "interrupted"
 
+    def shown_bytes(self) -> dict[str, int]:
+        """By side, of its answer as far as its readers have been shown it."""
+        return {name: len(side.text[: side.shown].encode()) for name, side in self._sides.items()}
+
     def side_state(self, name: str) -> str:
         """As the readers know it."""
         side = self._sides[name]

@@ -58,12 +58,13 @@ def occupancy(
     models = [model for model in models if model.status == "ready"]
     held = [held_by(sequence, models) for sequence in scheduler.running if is_of_request(sequence)]
     pages, mean = counted(states), means(models, counts)
+    more = {name: slots * mean["pages_per_slot"] for name, slots in mean["slots"].items()}
     reading = pages["used"] + pages["shared"] + pages["pinned_in_use"]
     empty = sum((each.slots - each.tokens) * each.pages_per_slot for each in held)
     paged = {
         "pages": reading,
         "waste_percent": percent(empty, reading),
-        "more_battles": battles(memory.blocks.available_pages, own_slots(mean) * mean["pages_per_slot"]),
+        "more_battles": battles(memory.blocks.available_pages, more["paged"]),
     }
     return {
         "total": memory.pool.total,
@@ -73,7 +74,10 @@ def occupancy(
         "waiting": len(scheduler.waiting),
         "tokens": sum(each.tokens for each in held),
         "cached_tokens_served": memory.cached_tokens_served,
-        "ways": {"paged": paged, **{name: reserved(RULES[name], held, mean, memory.pool.total) for name in CONTIGUOUS}},
+        "ways": {
+            "paged": paged,
+            **{name: reserved(RULES[name], held, more[name], memory.pool.total) for name in CONTIGUOUS},
+        },
         "means": mean,
     }
 
@@ -95,15 +99,15 @@ def held_by(sequence: Running, models: Sequence[Model]) -> Held:
     )
 
 
-def reserved(rule: Rule, held: Sequence[Held], mean: dict[str, float], total: int) -> dict[str, Any]:
-    """What a contiguous way would take: more pages than there are, where it could not have run them all."""
+def reserved(rule: Rule, held: Sequence[Held], more: float, total: int) -> dict[str, Any]:
+    """What a contiguous way would take: more pages than there are, where it could not have run them all. `more`: pages
+    for one request of the mean length."""
     pages = sum(each.reserved(rule) * each.pages_per_slot for each in held)
     filled = sum(each.tokens * each.pages_per_slot for each in held)
-    prompt, answer, longest = (round(mean[name]) for name in ("prompt_tokens", "answer_tokens", "context_length"))
     return {
         "pages": round(pages),
         "waste_percent": percent(pages - filled, pages),
-        "more_battles": battles(total - pages, rule(prompt, max(answer, 1), longest) * mean["pages_per_slot"]),
+        "more_battles": battles(total - pages, more),
     }
 
 
@@ -111,8 +115,8 @@ def pages_per_slot(space: CheckpointKV) -> float:
     return space.pages_per_bundle / space.block_tokens
 
 
-def means(models: Sequence[Model], counts: Counts) -> dict[str, float]:
-    """Each model counts once, however often it is asked."""
+def means(models: Sequence[Model], counts: Counts) -> dict[str, Any]:
+    """Each model counts once, however often it is asked. `slots`: what a mean request takes each way."""
     number = max(len(models), 1)
     served = max(counts.finished, 1)
     system = sum(len(model.prefix_ids) for model in models) / number
@@ -120,19 +124,20 @@ def means(models: Sequence[Model], counts: Counts) -> dict[str, float]:
         prompt, answer = counts.finished_prompt_tokens, counts.finished_answer_tokens
     else:
         prompt, answer = system + SHAREGPT_TOKENS[0], SHAREGPT_TOKENS[1]
+    prompt, answer = prompt / served, answer / served
+    longest = sum(model.context_length for model in models) / number
+    own = prompt + answer - system // BLOCK_TOKENS * BLOCK_TOKENS  # what it does not share with the system prompt
     return {
         "pages_per_slot": sum(pages_per_slot(model.checkpoint.space) for model in models) / number,
-        "context_length": sum(model.context_length for model in models) / number,
+        "context_length": longest,
         "system_tokens": system,
-        "prompt_tokens": prompt / served,
-        "answer_tokens": answer / served,
+        "prompt_tokens": prompt,
+        "answer_tokens": answer,
+        "slots": {
+            "paged": blocks_of(max(1, round(own))) * BLOCK_TOKENS,
+            **{name: RULES[name](round(prompt), max(round(answer), 1), round(longest)) for name in CONTIGUOUS},
+        },
     }
-
-
-def own_slots(mean: dict[str, float]) -> int:
-    """Of a request of the mean length: the blocks that it does not share with the system prompt."""
-    own = mean["prompt_tokens"] + mean["answer_tokens"] - mean["system_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS
-    return blocks_of(max(1, round(own))) * BLOCK_TOKENS
 
 
 def battles(pages: float, pages_a_request: float) -> int:

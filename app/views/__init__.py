@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.staticfiles import StaticFiles
 
 from app.quick_gradio import gradio as gr
-from app.views import admin, arena, frame, leaderboard
+from app.views import admin, arena, frame, leaderboard, memory
 from app.views.frame import Frame, View, mounted_at
 from app.views.theme import theme
 from app.views.words import LANGUAGES, words_for
@@ -24,6 +24,7 @@ from app.views.words import LANGUAGES, words_for
 VIEWS = (
     View("/", "arena", arena.build, arena.slots, styles=("arena", "markdown")),
     View("/leaderboard", "leaderboard", leaderboard.build, leaderboard.slots, styles=("leaderboard",)),
+    View("/memory", "memory", None, memory.slots, styles=("memory",)),
     View("/admin", "admin", admin.build, admin.slots, styles=("admin",), admin=True, events=True),
     View("/admin/login", "login", None, admin.login_slots, styles=("admin",), in_navigation=False),
 )

@@ -21,6 +21,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "nav": ("Main", "主导航"),
     "nav_arena": ("Arena", "对战"),
     "nav_leaderboard": ("Leaderboard", "排行榜"),
+    "nav_memory": ("Memory", "内存"),
     "nav_admin": ("Admin", "管理"),
     "other_language": ("中文", "English"),
     "other_language_label": ("切换到中文", "Switch to English"),
@@ -253,6 +254,124 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "pool": (
         "KV pool: {used}% in use, {cached}% cached of {total} pages · {served} tokens served from cache",
+    # memory
+    "memory_title": ("Memory, live – Paged Arena", "实时内存 – Paged Arena"),
+    "memory_description": (
+        "The memory of the engine, page by page, while battles run.",
+        "对战进行时，逐页实时查看引擎的内存。",
+    ),
+    "memory_heading": ("Memory, live", "实时内存"),
+    "memory_text": (
+        "Everything the models keep in mind lies in one pool of small pages. Each square below is a page of it, now.",
+        "模型记住的一切都放在同一个由小页组成的池子里。下面每个方格就是其中一页此刻的状态。",
+    ),
+    "memory_connecting": ("Connecting to the engine…", "正在连接引擎…"),
+    "memory_live": ("Live", "实时"),
+    "memory_idle": (
+        "Nobody is asking just now. What is kept are the system prompts, ready for the next question.",
+        "此刻没有提问。保留着的是系统提示，随时用于下一个问题。",
+    ),
+    "memory_empty": (
+        "Nobody is asking just now, and the pool is empty. Start a battle and watch it fill.",
+        "此刻没有提问，池子是空的。开始一场对战，看它如何被填充。",
+    ),
+    "memory_estimated": (
+        "A battle waits for its vote. Until then its pages are drawn from the text already shown, at the mean size of "
+        "all models (≈), so that this page cannot tell which two are answering.",
+        "有一场对战正在等待投票。在此之前，其页数按已显示的文字、以所有模型的平均大小绘制（≈），"
+        "因此本页不会泄露是哪两个模型在作答。",
+    ),
+    "memory_exact": (
+        "Live, exact, with names: you are signed in as the admin.",
+        "实时精确数据（含模型名）：你已以管理员身份登录。",
+    ),
+    "memory_away": (
+        "The engine does not answer just now. This page goes on by itself as soon as it is back.",
+        "引擎暂时没有响应；恢复后本页会自动继续。",
+    ),
+    "memory_waste": ("Reserved, but empty", "已占用却空着"),
+    "memory_more": ("More battles that fit", "还能容纳的对战"),
+    "memory_served": ("Not computed again", "无需重算"),
+    "memory_served_unit": ("tokens served from shared pages", "个词元取自共享页"),
+    "memory_running": ("Answers under way", "进行中的回答"),
+    "memory_waiting": ("{n} waiting", "{n} 个等待中"),
+    "memory_instead_of": ("older way:", "旧方式："),
+    "memory_map": ("The pool", "内存池"),
+    "memory_scale": ("{total} pages of {size} · {memory}", "共 {total} 页，每页 {size} · {memory}"),
+    "memory_scale_stride": (
+        "{total} pages of {size} · {memory} · every {n}th is drawn",
+        "共 {total} 页，每页 {size} · {memory} · 每 {n} 页画一页",
+    ),
+    "memory_canvas": (
+        "Map of all pages of the pool; the list after it has the same numbers. Arrow keys go from page to page.",
+        "内存池全部页的图；其后的列表给出相同的数字。用方向键逐页移动。",
+    ),
+    "memory_touch": ("Point at a page to see what it is for.", "指向某一页即可查看其用途。"),
+    "memory_page": ("Page {page}: {state}", "第 {page} 页：{state}"),
+    "page_free": ("Free", "空闲"),
+    "page_cached": ("Kept", "保留"),
+    "page_used": ("In use", "使用中"),
+    "page_shared": ("Shared", "共享"),
+    "page_pinned": ("System prompt", "系统提示"),
+    "page_pinned_in_use": ("System prompt, being read", "系统提示（被读取）"),
+    "says_free": ("free", "空闲"),
+    "says_cached": ("kept after its answer ended, until the space is needed", "回答结束后保留，直到需要空间"),
+    "says_used": ("in use by one answer", "由一个回答使用"),
+    "says_shared": ("shared by several answers", "由多个回答共享"),
+    "says_pinned": ("part of a system prompt, computed once and kept", "系统提示的一部分，只算一次并保留"),
+    "says_pinned_in_use": ("part of a system prompt that answers are reading now", "系统提示的一部分，正被回答读取"),
+    "memory_ways": ("The same answers, held three ways", "同样的回答，三种存法"),
+    "memory_ways_text": (
+        "How much of the pool the answers under way take here, and what they would take where each one reserves its "
+        "memory in advance, in one piece.",
+        "进行中的回答在这里占用多少内存，以及若各自预先整块预留，会占用多少。",
+    ),
+    "way_paged": ("Page by page (here)", "按页分配（本站）"),
+    "way_pow2": ("Doubling reservations", "按倍增预留"),
+    "way_max": ("The longest text, reserved", "按最长文本预留"),
+    "way_says": (
+        "{pages} pages, {percent}% of the pool · {waste}% of them empty",
+        "{pages} 页，占内存池 {percent}% · 其中 {waste}% 空着",
+    ),
+    "way_nothing": ("nothing to hold just now", "此刻没有需要保存的内容"),
+    "memory_too_much": ("more than there is", "超出容量"),
+    "memory_with_token": ("holds a token", "存有词元"),
+    "memory_without_token": ("reserved for nothing", "空占"),
+    "memory_models": ("By model", "按模型"),
+    "memory_tokens": ("Tokens", "词元"),
+    "memory_told": ("In plain words", "简单来说"),
+    "ask_page": ("What is a page?", "什么是页？"),
+    "told_page": (
+        "To write the next word a model looks back at all words so far, and keeps notes on each of them. A page is a "
+        "small sheet of such notes. An answer takes a new one when the last is full, and gives them back at its end.",
+        "模型写下一个词时要回看之前的所有词，并为每个词留有笔记。页就是一小张笔记纸："
+        "写满一张才取下一张，回答结束后全部归还。",
+    ),
+    "ask_shared": ("Why are some shared?", "为什么有些是共享的？"),
+    "told_shared": (
+        "Every conversation with a model begins with the same instructions, its system prompt. Their notes are made "
+        "once and read by everyone. The first words come sooner, and the memory is there for others.",
+        "与同一模型的每次对话都以相同的指令（系统提示）开头。这部分笔记只做一次，供所有对话共用，"
+        "既更快出首字，也省下内存。",
+    ),
+    "ask_older": ("What would the older way take?", "旧方式会占用多少？"),
+    "told_older": (
+        "Older engines set aside one unbroken stretch for each answer, as long as the longest text there could be. "
+        "Most of it stays empty, and the next visitor has to wait although there is room.",
+        "旧的引擎为每个回答预留一整段连续内存，长度按可能的最长文本计。其中大部分一直空着，"
+        "明明有空间，下一位访客却要等待。",
+    ),
+    "memory_numbers": ("The same as numbers", "数字形式"),
+    "memory_way": ("Way", "方式"),
+    "memory_pages": ("Pages", "页数"),
+    "memory_fine": (
+        "Empty is the share of allocated slots without a token. A battle is two answers of the mean length so far. "
+        "The reservations follow the PagedAttention paper (Kwon et al., 2023, section 6.1): the longest text the model "
+        "allows; or the prompt and the power of two that holds the answer so far.",
+        "“空着”指已分配而没有词元的槽位占比。一场对战按迄今平均长度的两个回答计。"
+        "预留规则取自 PagedAttention 论文（Kwon 等，2023，6.1 节）：模型允许的最长文本；"
+        "或提示加上能容纳当前回答的 2 的幂。",
+    ),
         "KV 池：共 {total} 页，使用中 {used}%，缓存 {cached}% · 缓存命中 {served} 个词元",
     ),
     "pool_unknown": ("KV pool: the engine does not answer just now.", "KV 池：引擎暂时没有响应。"),
