@@ -164,8 +164,6 @@ async def count(body: PromptToCount, request: Request, visitor: Somebody, app: A
     return {"tokens": found.tokens, "limit": found.limit, "ok": found.fits, "message": message}
 
 
-@router.get("/status")
-async def status(app: App) -> dict[str, Any]:
 # Memory
 
 
@@ -215,6 +213,8 @@ def _sees_exactly(request: Request, app: Services) -> bool:
 # The arena as a whole
 
 
+@router.get("/status")
+async def status(app: App) -> dict[str, Any]:
     ready, message = app.battles.readiness()
     return {"ready_models": ready, "enough": message is None, "message": message}
 

@@ -105,7 +105,9 @@ class Battles:
         self._rng = rng
         self._clock = clock
         self._now = now
+        self.turns_begun = 0  # in this process; rises before a model is asked
         self._live: dict[str, TurnStream] = {}
+        self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         self._models_in_use: dict[str, frozenset[int]] = {}  # by battle, while it streams
         self._tasks: set[asyncio.Task] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -117,9 +119,7 @@ class Battles:
         """Draws a pair and asks both sides. Refused prompts leave no row behind."""
         prompt = checked_prompt(prompt)
         ready = self._two_ready()
-        self.turns_begun = 0  # in this process; rises before a model is asked
         await self._room.check(ready, [], prompt)
-        self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         pair = pick_pair(ready, self._rng)
         battle_id = uuid.uuid4().hex
         attempt = await self._database.run(
@@ -281,6 +281,19 @@ class Battles:
                 return None
             return _read_along(live, after, silence_seconds)
 
+    # For those who watch the memory
+
+    async def undecided(self) -> int:
+        """Battles whose vote is still to come; the ones left alone for an hour are taken for abandoned."""
+        return await self._database.run(queries.undecided_battles, self._now() - LIMIT_WINDOW, read_only=True)
+
+    def shown(self) -> dict[str, list[ShownText]]:
+        """By battle that streams now, what readers have been shown of each answer; nothing else is told of it."""
+        return {
+            battle_id: [ShownText(asked[side], shown) for side, shown in self._live[battle_id].shown_bytes().items()]
+            for battle_id, asked in self._asked_bytes.items()
+        }
+
     async def _find(self, visitor_id: str, battle_id: str) -> Battle:
         try:
             return await self._database.run(queries.find_battle, battle_id, visitor_id, read_only=True)
@@ -295,19 +308,6 @@ class Battles:
             raise NotFound(NO_SUCH_BATTLE) from error
         if found[0].state == "streaming" and self._streaming(battle_id) is None:
             await self._database.run(_interrupt, battle_id, self._now())
-    # For those who watch the memory
-
-    async def undecided(self) -> int:
-        """Battles whose vote is still to come; the ones left alone for an hour are taken for abandoned."""
-        return await self._database.run(queries.undecided_battles, self._now() - LIMIT_WINDOW, read_only=True)
-
-    def shown(self) -> dict[str, list[ShownText]]:
-        """By battle that streams now, what readers have been shown of each answer; nothing else is told of it."""
-        return {
-            battle_id: [ShownText(asked[side], shown) for side, shown in self._live[battle_id].shown_bytes().items()]
-            for battle_id, asked in self._asked_bytes.items()
-        }
-
             found = await self._database.run(_read, battle_id, visitor_id, read_only=True)
         return found
 
@@ -334,7 +334,9 @@ class Battles:
             longest_answer_characters=self._config.answer_tokens * 64,
             clock=self._clock,
         )
+        self.turns_begun += 1
         self._live[battle_id] = live
+        self._asked_bytes[battle_id] = {side: _bytes_of(attempt.histories[side]) for side in attempt.answers}
         self._models_in_use[battle_id] = frozenset(models[side].id for side in attempt.answers)
         task = asyncio.create_task(self._live_through(battle_id, live), name=f"battle {battle_id}")
         self._tasks.add(task)
@@ -348,9 +350,7 @@ class Battles:
         return partial(
             self._registry.answer,
             model,
-        self.turns_begun += 1
             messages,
-        self._asked_bytes[battle_id] = {side: _bytes_of(attempt.histories[side]) for side in attempt.answers}
             max_tokens=min(model.sampling.get("max_tokens", room), room),
             silence_seconds=self._config.silence_seconds,
         )
@@ -364,6 +364,7 @@ class Battles:
             live.log.close()
         finally:
             self._models_in_use.pop(battle_id, None)
+            self._asked_bytes.pop(battle_id, None)
         asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, battle_id, live)
 
     def _forget(self, battle_id: str, live: TurnStream) -> None:
@@ -378,7 +379,6 @@ class Battles:
                 state = await self._database.run(_end_turn, battle_id, attempt.answers, outcomes, self._now())
                 break
             except db_errors.DatabaseUnavailable as error:
-            self._asked_bytes.pop(battle_id, None)
                 log.error("answers not saved", extra={"battle": battle_id, "reason": str(error), "again_in": pause})
                 if pause is None:
                     return "interrupted"
@@ -476,6 +476,10 @@ def _read(
     return battle, queries.turns_of(session, battle_id), queries.current_answers(session, battle_id)
 
 
+def _bytes_of(messages: Sequence[Message]) -> int:
+    return sum(len(message["content"].encode()) for message in messages)
+
+
 def _attempts(answers: Mapping[tuple[int, str], Answer]) -> int:
     return sum(answer.attempt for answer in answers.values())
 
@@ -490,10 +494,6 @@ def _history(turns: Sequence[Turn], answers: Mapping[tuple[int, str], Answer], s
 
 
 def _attempt(session: Session, battle_id: str, answering: Mapping[str, Answer]) -> Attempt:
-def _bytes_of(messages: Sequence[Message]) -> int:
-    return sum(len(message["content"].encode()) for message in messages)
-
-
     battle, turns, answers = _read(session, battle_id, None)
     histories = {side: _history(turns, answers, side)[:-1] for side in SIDES}
     return Attempt(battle, turns[-1], answering, histories, _attempts(answers))

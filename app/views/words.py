@@ -234,26 +234,6 @@ TABLE: dict[str, tuple[str, str]] = {
         "{models} 个模型中有 {few} 个不足 {votes} 票，其区间较粗略。",
     ),
     "interval_text": ("{lower} to {upper}", "{lower} 至 {upper}"),
-    # admin
-    "login_title": ("Sign in – Paged Arena", "登录 – Paged Arena"),
-    "login_description": ("Sign in as the admin of this arena.", "以本站管理员身份登录。"),
-    "login_heading": ("Admin", "管理"),
-    "login_text": (
-        "The password is ARENA_ADMIN_PASSWORD of the server, or the one it printed when it first started.",
-        "密码为服务器的 ARENA_ADMIN_PASSWORD，或首次启动时打印的那个。",
-    ),
-    "login_password": ("Password", "密码"),
-    "login_send": ("Sign in", "登录"),
-    "logout": ("Sign out", "退出登录"),
-    "admin_title": ("Admin – Paged Arena", "管理 – Paged Arena"),
-    "admin_description": ("The models of this arena.", "本站的模型。"),
-    "admin_heading": ("Models", "模型"),
-    "admin_text": (
-        "Enabled models that are ready take part in battles at once. A change needs no restart.",
-        "已启用且就绪的模型会立即参与对战，更改无需重启。",
-    ),
-    "pool": (
-        "KV pool: {used}% in use, {cached}% cached of {total} pages · {served} tokens served from cache",
     # memory
     "memory_title": ("Memory, live – Paged Arena", "实时内存 – Paged Arena"),
     "memory_description": (
@@ -372,6 +352,26 @@ TABLE: dict[str, tuple[str, str]] = {
         "预留规则取自 PagedAttention 论文（Kwon 等，2023，6.1 节）：模型允许的最长文本；"
         "或提示加上能容纳当前回答的 2 的幂。",
     ),
+    # admin
+    "login_title": ("Sign in – Paged Arena", "登录 – Paged Arena"),
+    "login_description": ("Sign in as the admin of this arena.", "以本站管理员身份登录。"),
+    "login_heading": ("Admin", "管理"),
+    "login_text": (
+        "The password is ARENA_ADMIN_PASSWORD of the server, or the one it printed when it first started.",
+        "密码为服务器的 ARENA_ADMIN_PASSWORD，或首次启动时打印的那个。",
+    ),
+    "login_password": ("Password", "密码"),
+    "login_send": ("Sign in", "登录"),
+    "logout": ("Sign out", "退出登录"),
+    "admin_title": ("Admin – Paged Arena", "管理 – Paged Arena"),
+    "admin_description": ("The models of this arena.", "本站的模型。"),
+    "admin_heading": ("Models", "模型"),
+    "admin_text": (
+        "Enabled models that are ready take part in battles at once. A change needs no restart.",
+        "已启用且就绪的模型会立即参与对战，更改无需重启。",
+    ),
+    "pool": (
+        "KV pool: {used}% in use, {cached}% cached of {total} pages · {served} tokens served from cache",
         "KV 池：共 {total} 页，使用中 {used}%，缓存 {cached}% · 缓存命中 {served} 个词元",
     ),
     "pool_unknown": ("KV pool: the engine does not answer just now.", "KV 池：引擎暂时没有响应。"),
