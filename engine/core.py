@@ -55,6 +55,7 @@ from engine.request import Deliver, Request, Terms
 from engine.scheduler import Scheduler, Step
 from engine.sequence import GenerationEvent, SamplingParams, Sequence
 from engine.watchdog import Deadlines, Watchdog, dump
+from kernels import drawing
 from kernels.spec import BLOCK_TOKENS, Backend
 
 __all__ = ["Engine", "GenerationEvent", "ModelSpec", "ModelStatus", "SamplingParams"]
@@ -100,6 +101,7 @@ class Engine:
             prefill_tokens_beside_decodes=config.prefill_tokens_beside_decodes,
         )
         self.counts = figures.Counts()
+        self._draw_kernel = getattr(backend, "draw", drawing.draw)
         self._load_checkpoint = load or partial(load_from_source, config.cache_folder, backend, dtype)
         self._lock = threading.RLock()
         self._models: dict[str, Model] = {}
@@ -210,7 +212,7 @@ class Engine:
         checkpoint = self._loaded[step.space]
         try:
             logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
-            draws = draw(step, logits)
+            draws = draw(step, logits, self._draw_kernel)
         except Exception as error:
             log.exception("a forward of %s failed", checkpoint.source)
             for sequence in step.sequences:

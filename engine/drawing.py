@@ -9,8 +9,9 @@ from torch import Tensor
 from engine.batch import wants_token
 from engine.choice import Choice
 from engine.logprobs import Score, scores_of
-from engine.sampling import sample
+from engine.sampling import DrawKernel, sample
 from engine.scheduler import Step
+from kernels import drawing
 
 
 @dataclass(slots=True)
@@ -22,24 +23,24 @@ class Draw:
     score: Score | None = None
 
 
-def draw(step: Step, logits: Tensor) -> list[Draw]:
+def draw(step: Step, logits: Tensor, kernel: DrawKernel = drawing.draw) -> list[Draw]:
     """logits fp32 [row, vocab], the rows that `build_batch` asked for. Choices that begin with this step draw too."""
     spans = zip(step.sequences, step.counts, strict=True)
     choices = [sequence.owner for sequence, count in spans if wants_token(sequence, count)]
     if any(sequence.scored for sequence in step.sequences):
         logits = score_prompts(step, logits)
     if not all(choice.plain for choice in choices):
-        return draw_with_care(choices, logits)
-    tokens = sample(logits, [choice.row for choice in choices])
+        return draw_with_care(choices, logits, kernel)
+    tokens = sample(logits, [choice.row for choice in choices], kernel)
     return [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
 
 
-def draw_with_care(choices: list[Choice], logits: Tensor) -> list[Draw]:
+def draw_with_care(choices: list[Choice], logits: Tensor, kernel: DrawKernel) -> list[Draw]:
     """As `draw`, where some fork, are constrained, or are asked what the model thought."""
     rows = [row for row, choice in enumerate(choices) for _ in (choice, *choice.forks)]
     choices = [each for choice in choices for each in (choice, *choice.forks)]
     logits = logits[rows]
-    tokens = sample(constrained(logits, choices), [choice.row for choice in choices])
+    tokens = sample(constrained(logits, choices), [choice.row for choice in choices], kernel)
     draws = [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
     score_draws(draws, logits)
     return draws

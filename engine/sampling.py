@@ -1,15 +1,12 @@
 """Logits to one token a row: penalties, temperature, min-p, top-k, top-p, and a draw keyed by seed and position.
 
-What is drawn depends on a row's logits, settings, seed and position alone, never on its neighbours. Every filter keeps
-a prefix of the tokens in descending order of logit (min-p, then top-k, then top-p of what these left), and the draw
-inverts the cumulative distribution in that order: so the `CANDIDATES` best decide nearly always, and where they do
-not, the row is looked at again with ever more of its tokens until they do. The result is exact either way.
+What is drawn depends on a row's logits, settings, seed and position alone, never on its neighbours. Penalties and bans
+are taken here, the draw itself by a kernel backend; what it must give is said in kernels.spec.Draws.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.sequence import SamplingParams
+from kernels import drawing
+from kernels.spec import Draws
 
-CANDIDATES = 128
-CHUNK = 64  # logits in a chunk; the n best tokens lie in the n chunks with the best maxima
-WIDER = 16  # how much less likely tokens are let in, each time that those before did not decide
+DrawKernel = Callable[[Tensor, Draws], Tensor]  # a backend's `draw`
 GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance
 
 
@@ -35,32 +32,35 @@ class SamplingRow:
     banned: Sequence[int] = ()
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+def sample(logits: Tensor, rows: Sequence[SamplingRow], draw: DrawKernel = drawing.draw) -> list[int | None]:
     """The next token of each row, None for a row without a finite best. logits fp32 [row, vocab], left as they are."""
     if not rows:
         return []
-    logits = adjusted(logits, rows)
-    chunks = logits.view(len(rows), -1, math.gcd(logits.shape[1], CHUNK))
-    maxima = chunks.amax(dim=-1)
-    finite = maxima.amax(dim=-1).isfinite().tolist()  # NaN and both infinities come through a maximum
-    greedy = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature < GREEDY_BELOW]
-    random = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature >= GREEDY_BELOW]
-    chosen: list[int | None] = [None] * len(rows)
-    for i, token in zip(greedy, best_tokens(chunks, maxima, greedy), strict=True):
-        chosen[i] = token
-    if random:
-        widest = max(rows[i].params.top_k for i in random)
-        values, tokens = candidates(chunks, maxima, random, max(CANDIDATES, widest))
-        for n, i in enumerate(random):
-            chosen[i] = draw(logits[i].numpy(), values[n], tokens[n], rows[i])
-    return chosen
+    tokens = draw(adjusted(logits, rows), draws_of(rows)).tolist()
+    return [None if token < 0 else token for token in tokens]
+
+
+def draws_of(rows: Sequence[SamplingRow]) -> Draws:
+    """The settings of all rows, column by column, with the random number of each."""
+    params = [row.params for row in rows]
+
+    def column(values: list, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    return Draws(
+        temperature=column([each.temperature if each.temperature >= GREEDY_BELOW else 0 for each in params]),
+        top_k=column([max(each.top_k, 0) for each in params], torch.int32),
+        top_p=column([each.top_p for each in params]),
+        min_p=column([each.min_p for each in params]),
+        chance=column([uniform(row.seed, len(row.output_ids)) for row in rows]),
+    )
 
 
 def adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """The logits after penalties and bans: a copy if there are any."""
     touched = [i for i, row in enumerate(rows) if len(row.banned) or has_penalty(row.params)]
     if not touched:
-        return logits.contiguous()
+        return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     for i in touched:
         penalise(logits[i], rows[i])
@@ -83,71 +83,6 @@ def penalise(logits: Tensor, row: SamplingRow) -> None:
     if len(output) and (params.presence_penalty or params.frequency_penalty):
         seen, counts = (torch.from_numpy(each) for each in np.unique(output, return_counts=True))
         logits[seen] -= params.presence_penalty + params.frequency_penalty * counts
-
-
-def best_tokens(chunks: Tensor, maxima: Tensor, rows: list[int]) -> list[int]:
-    """The first of the largest logits of each of `rows`. chunks [row, chunk, CHUNK], maxima [row, chunk]."""
-    at = maxima[rows].argmax(dim=-1)
-    return (at * chunks.shape[2] + chunks[rows, at].argmax(dim=-1)).tolist()
-
-
-def candidates(chunks: Tensor, maxima: Tensor, rows: list[int], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` best logits of each of `rows`, descending, equal ones by token: values and tokens [row, n]."""
-    size = chunks.shape[2]
-    at = maxima[rows].topk(min(count, maxima.shape[1]), dim=-1, sorted=False).indices
-    inside = chunks[torch.tensor(rows)[:, None], at].flatten(1)
-    values, places = inside.topk(min(count, inside.shape[1]), dim=-1, sorted=False)
-    tokens = at.gather(1, places // size) * size + places % size
-    return in_order(values.numpy(), tokens.numpy())
-
-
-def in_order(values: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((tokens, -values))
-    return np.take_along_axis(values, order, -1), np.take_along_axis(tokens, order, -1)
-
-
-def draw(logits: np.ndarray, values: np.ndarray, tokens: np.ndarray, row: SamplingRow) -> int:
-    """A token of one row. logits [vocab]; values, tokens: its best, in order, no fewer than top_k."""
-    params, chance = row.params, uniform(row.seed, len(row.output_ids))
-    weights = relative_weights(values, values[0], params.temperature)
-    left = int(np.count_nonzero(weights >= params.min_p))
-    if 0 < params.top_k <= left:
-        left = params.top_k
-    if left < len(weights) or left == params.top_k or left == len(logits):
-        return int(tokens[pick(weights[:left], weights[:left].sum(dtype=np.float64), params.top_p, chance, True)])
-    everyone = relative_weights(logits, values[0], params.temperature)
-    everyone[everyone < params.min_p] = 0
-    total, floor = everyone.sum(dtype=np.float64), weights[-1]
-    while (place := pick(weights, total, params.top_p, chance, len(weights) == len(everyone))) is None:
-        floor /= WIDER
-        tokens = np.flatnonzero(everyone >= floor)
-        weights, tokens = in_order(everyone[tokens], tokens)
-    return int(tokens[place])
-
-
-def relative_weights(logits: np.ndarray, best: np.float32, temperature: float) -> np.ndarray:
-    """Probabilities over that of the best one, fp32."""
-    weights = (logits - best) / np.float32(temperature)
-    return np.exp(weights, out=weights)
-
-
-def pick(weights: np.ndarray, total: np.float64, top_p: float, chance: float, complete: bool) -> int | None:
-    """The place that `chance` in [0, 1) falls on; None if it, or the end of top-p, lies past these weights.
-
-    weights: in descending order, the first of several that add up to `total`; all of them where `complete`.
-    """
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    last, mass = int(np.count_nonzero(weights)) - 1, total
-    if top_p < 1:  # the fewest that reach top_p of the total
-        nucleus = int(np.searchsorted(cumulative, top_p * total))
-        if nucleus <= last:
-            last, mass = nucleus, cumulative[nucleus]
-        elif not complete:
-            return None
-    place = int(np.searchsorted(cumulative, chance * mass, side="right"))
-    if place <= last:
-        return place
-    return last if complete or mass is not total else None
 
 
 def uniform(seed: int, position: int) -> float:

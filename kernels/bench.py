@@ -7,6 +7,7 @@ is what a step cannot do without: its linear layers by F.linear and its attentio
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import random
 import time
@@ -218,8 +219,7 @@ def main() -> None:
     weights = {name: torch.randn(s, generator=generator) * 0.02 for name, s in weight_shapes(traits).items()}
     weights["head"] = weights["embedding"]
     backend = load(options.backend, options.threads)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
     page_bytes = 12 * BLOCK_TOKENS * 64 * dtype.itemsize
     ours, theirs = OurStep(backend, traits, weights, dtype, page_bytes, 12_000), TorchStep(traits, weights, dtype)
     flops, bandwidth = machine_limits(dtype)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
+from kernels import drawing
+from kernels.spec import BLOCK_TOKENS, DecoderTraits, Draws, RopeTraits, StepBatch, layer_groups, weight_shapes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -76,6 +77,9 @@ class ReferenceBackend:
             x = ops.project_output(layer, x, ops.attend(layer, ops.project_qkv(layer, x)))
             x = ops.project_down(layer, x, ops.project_gate_up(layer, x))
         return ops.project_head(x)
+
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        return drawing.draw(logits, draws)
 
     def ops(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> ReferenceOps:
         return ReferenceOps(decoder, pool, batch)

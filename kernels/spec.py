@@ -91,6 +91,22 @@ class StepBatch:
     logit_rows: torch.Tensor  # [wanted] row numbers whose logits are returned, in this order
 
 
+@dataclass(frozen=True)
+class Draws:
+    """How one token of each row of logits is drawn: contiguous tensors [row], fp64 but for `top_k`.
+
+    p(token) = exp((logit - best) / temperature), in descending order of logit, equal ones by number. Kept are those
+    with p >= min_p; of these the top_k first; of these the fewest that reach top_p of their sum. The draw is the token
+    that `chance` of the sum of the kept falls on.
+    """
+
+    temperature: torch.Tensor  # 0: the best token
+    top_k: torch.Tensor  # int32; 0: all
+    top_p: torch.Tensor  # 1: all
+    min_p: torch.Tensor  # 0: all
+    chance: torch.Tensor  # in [0, 1)
+
+
 class Backend(Protocol):
     """One implementation of the decoder step. Every backend gives the reference's values within stated bounds."""
 
@@ -107,6 +123,10 @@ class Backend(Protocol):
 
         The result may be a buffer of the backend's that the next forward overwrites.
         """
+
+    def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """-> int32 [row], a token for each row of logits (fp32 [row, vocab], left as they are); -1 for a row with a NaN
+        or without a finite best. A row's token depends on the row alone."""
 
 
 class StepOps(Protocol):

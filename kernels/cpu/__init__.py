@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import binding, build
-from kernels.spec import DecoderTraits, StepBatch, layer_groups, weight_shapes
+from kernels.spec import DecoderTraits, Draws, StepBatch, layer_groups, weight_shapes
 
 _HEAD_DIM_UNIT, _MOST_HEAD_DIM = 16, 512
 
@@ -55,10 +55,13 @@ class CpuDecoder:
 
 
 class CpuBackend:
-    """One team of threads and its buffers; any number of decoders take turns on it. Safe to call from any thread."""
+    """One team of threads and its buffers; any number of decoders take turns on it. Safe to call from any thread.
+
+    PyTorch is left with one thread in the whole process."""
 
     def __init__(self, threads: int | None = None, *, cache_folder: Path | None = None, isa: str = "native"):
         """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS)."""
+        torch.set_num_threads(1)  # OpenMP's go on spinning after each call, beside ours
         self._library = binding.open_library(build.library(isa, cache_folder))
         self.threads = threads or len(os.sched_getaffinity(0))
         self.isa = self._library.arena_isa().decode()
@@ -96,6 +99,18 @@ class CpuBackend:
         step = decoder.describe(pool, batch)
         _raise(self._library.arena_forward(self._engine, decoder.handle, ctypes.byref(step)))
         return decoder.logits[: step.wanted, : decoder.traits.vocab_size]
+
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        rows, vocab = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int32)
+        if rows:
+            columns = {name: getattr(draws, name).data_ptr() for name in binding.DRAWS}
+            logits = logits if logits.stride(1) == 1 else logits.contiguous()
+            given = binding.DrawInput(
+                logits.data_ptr(), logits.stride(0), rows, vocab, tokens=tokens.data_ptr(), **columns
+            )
+            _raise(self._library.arena_draw(self._engine, ctypes.byref(given)))
+        return tokens
 
     def ops(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> CpuOps:
         return CpuOps(self._library, self._engine, decoder, pool, batch)

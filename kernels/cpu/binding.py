@@ -38,6 +38,8 @@ OPS = (
     "project_head",
 )
 
+DRAWS = ("temperature", "top_p", "min_p", "chance", "top_k")  # columns of kernels.spec.Draws
+
 
 def _int32s(*names: str) -> list[tuple[str, type]]:
     return [(name, c_int32) for name in names]
@@ -74,6 +76,15 @@ class StepInput(Structure):
     )
 
 
+class DrawInput(Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        *_int32s("rows", "vocab"),
+        *((name, c_void_p) for name in (*DRAWS, "tokens")),
+    )
+
+
 def int32_array(values) -> ctypes.Array:
     return (c_int32 * len(values))(*values)
 
@@ -94,6 +105,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         ("arena_decoder_load", None, (c_void_p, c_int, c_int, c_void_p)),
         ("arena_logits_stride", c_int64, (c_void_p,)),
         ("arena_forward", c_char_p, (c_void_p, c_void_p, POINTER(StepInput))),
+        ("arena_draw", c_char_p, (c_void_p, POINTER(DrawInput))),
         (
             "arena_op",
             c_char_p,

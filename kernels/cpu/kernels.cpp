@@ -3,43 +3,20 @@
 // Functions that can fail return null, or a message that stays valid until the same thread's next call.
 
 #include <cstdio>
+#include <mutex>
 
 #include "check.h"
+#include "draw.h"
 #include "ops.h"
 #include "step.h"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 namespace arena {
-
-// Denormals count as zero while a step runs: the same on every thread, whatever the caller had set.
-class DenormalsOff {
-#if defined(__x86_64__)
- public:
-  DenormalsOff() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~DenormalsOff() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#elif defined(__aarch64__)
- public:
-  DenormalsOff() {
-    asm volatile("mrs %0, fpcr" : "=r"(before_));
-    asm volatile("msr fpcr, %0" ::"r"(before_ | 1ull << 24));
-  }
-  ~DenormalsOff() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
-
- private:
-  unsigned long long before_;
-#endif
-};
 
 struct Engine {
   explicit Engine(int threads) : team(threads) {}
   Team team;
   std::mutex mutex;           // the workspaces serve one step at a time
+  std::vector<Drawer> drawers = std::vector<Drawer>(team.count());
   void* last_pool = nullptr;  // has had its advice
   Workspace<Bf16> bf16_workspace;
   Workspace<Fp32> fp32_workspace;
@@ -102,13 +79,23 @@ const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* 
   return guarded([&](char* message, size_t size) -> const char* {
     if (!check(*decoder, *input, message, size)) return message;
     std::lock_guard<std::mutex> lock(engine->mutex);
+    const DenormalsOff denormals_off;
     if (input->pool != engine->last_pool) advise_huge_pages(engine->last_pool = input->pool, input->pages * input->page_bytes);
     with_precision(*decoder, [&](const auto& exact) {
-      const Step step(exact, *input, engine->team.count(), engine->workspace(exact));
-      engine->team.run([&](const Worker& worker) {
-        const DenormalsOff denormals_off;
-        step.forward(worker);
-      });
+      Step(exact, *input, engine->team, engine->workspace(exact)).forward();
+    });
+    return nullptr;
+  });
+}
+
+// A token for each row of logits.
+const char* arena_draw(Engine* engine, const DrawInput* input) {
+  return guarded([&](char*, size_t) -> const char* {
+    std::lock_guard<std::mutex> lock(engine->mutex);
+    const DenormalsOff denormals_off;
+    for (Drawer& drawer : engine->drawers) drawer.reserve(input->vocab);
+    engine->team.each(input->rows, 1, [&](int thread, int64_t row, int64_t) {
+      input->tokens[row] = engine->drawers[thread].draw(*input, static_cast<int>(row));
     });
     return nullptr;
   });
@@ -120,12 +107,9 @@ const char* arena_op(Engine* engine, AnyDecoder* decoder, const StepInput* input
   return guarded([&](char* message, size_t size) -> const char* {
     if (!check(*decoder, *input, message, size)) return message;
     std::lock_guard<std::mutex> lock(engine->mutex);
+    const DenormalsOff denormals_off;
     with_precision(*decoder, [&](const auto& exact) {
-      run_op(exact, *input, engine->team, engine->workspace(exact), static_cast<Op>(op), layer, x, other, result,
-             [](auto body) {
-               const DenormalsOff denormals_off;
-               body();
-             });
+      run_op(exact, *input, engine->team, engine->workspace(exact), static_cast<Op>(op), layer, x, other, result);
     });
     return nullptr;
   });

@@ -40,13 +40,13 @@ void each_q_head(const AnyDecoder& d, int64_t rows, Move move) {
 }
 
 // x is the residual stream [row][hidden] where the op reads it; `other` is q, the attention's output or the MLP's
-// product; `result` what kernels/spec.py says the op returns. `isolate(body)` runs body in the step's float environment.
-template <class P, class Isolate>
+// product; `result` what kernels/spec.py says the op returns.
+template <class P>
 void run_op(const Decoder<P>& d, const StepInput& in, Team& team, Workspace<P>& w, Op op, int layer, const float* x,
-            const float* other, float* result, Isolate isolate) {
+            const float* other, float* result) {
   const Traits& t = d.t;
-  const Step<P> step(d, in, team.count(), w);
-  team.run([&](const Worker& worker) { isolate([&] { step.embed(worker); }); });  // the angles, too
+  const Step<P> step(d, in, team, w);
+  step.embed();  // the angles, too
   if (x) spread<P>(x, in.rows, t.hidden, w.x, d.hidden_stride);
   if (op == kAttend)
     each_q_head(d, in.rows, [&](int64_t dense, int64_t own) {
@@ -54,19 +54,15 @@ void run_op(const Decoder<P>& d, const StepInput& in, Team& team, Workspace<P>& 
     });
   if (op == kProjectOutput) spread<P>(other, in.rows, d.heads_width, w.attended, d.heads_width);
   if (op == kProjectDown) spread<P>(other, in.rows, t.inner, w.product, d.inner_stride);
-  team.run([&](const Worker& worker) {
-    isolate([&] {
-      switch (op) {
-        case kEmbed: break;
-        case kProjectQkv: step.project_qkv(worker, layer); break;
-        case kAttend: step.attend(worker, layer); break;
-        case kProjectOutput: step.project_output(worker, layer); break;
-        case kProjectGateUp: step.project_gate_up(worker, layer); break;
-        case kProjectDown: step.project_down(worker, layer); break;
-        case kProjectHead: step.project_head(worker); break;
-      }
-    });
-  });
+  switch (op) {
+    case kEmbed: break;
+    case kProjectQkv: step.project_qkv(layer); break;
+    case kAttend: step.attend(layer); break;
+    case kProjectOutput: step.project_output(layer); break;
+    case kProjectGateUp: step.project_gate_up(layer); break;
+    case kProjectDown: step.project_down(layer); break;
+    case kProjectHead: step.project_head(); break;
+  }
   switch (op) {
     case kProjectQkv:
       return each_q_head(d, in.rows, [&](int64_t dense, int64_t own) {

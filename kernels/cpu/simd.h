@@ -10,6 +10,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #if !defined(ARENA_SCALAR) && (defined(__AVX512F__) || defined(__AVX2__))
 #include <immintrin.h>
 #elif !defined(ARENA_SCALAR) && defined(__ARM_NEON)
@@ -303,6 +307,28 @@ ARENA_INLINE vf sigmoid(vf x) { return div(set(1.f), add(set(1.f), exp(min(set(8
 
 ARENA_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 ARENA_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Denormals count as zero while it lives: the same on every thread that computes, whatever its program had set.
+class DenormalsOff {
+#if defined(__x86_64__)
+ public:
+  DenormalsOff() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~DenormalsOff() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+ public:
+  DenormalsOff() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | 1ull << 24));
+  }
+  ~DenormalsOff() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  unsigned long long before_;
+#endif
+};
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)

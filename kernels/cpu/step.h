@@ -1,6 +1,4 @@
-// The decoder step: fused ops over all rows of a ragged batch, each a few phases with a barrier after each.
-//
-// The public methods are called by all workers of the team. Rounding points are those of kernels/reference.py.
+// The decoder step: fused ops over all rows of a ragged batch, each a few phases of the team's. Rounding points are those of kernels/reference.py.
 #pragma once
 
 #include "attention.h"
@@ -9,6 +7,7 @@
 namespace arena {
 
 constexpr int kMaxHeadDim = 512;
+constexpr int kRowsAtOnce = 16, kHeadsAtOnce = 32;  // of what takes so little time that a few are not worth sharing
 constexpr int kBlockQueries = 48;  // query rows that read a tile of K and V together
 
 // Neighbouring tokens of one sequence whose queries are attended together.
@@ -16,7 +15,7 @@ struct QueryBlock {
   int sequence, first_row, positions;
 };
 
-// What a worker claims at once: tiles first .. end - 1 of a block of queries, of one kv head. Where a block is cut into
+// What a thread does at once: tiles first .. end - 1 of a block of queries, of one kv head. Where a block is cut into
 // several pieces each is one tile; `number` counts those of all blocks, and the block's own begin at `first_number`.
 struct Piece {
   int block, first_tile, end_tile, number, first_number, pieces;
@@ -33,7 +32,7 @@ struct Workspace {
 
   float *x, *y, *qkv, *cos_sin, *states, *cut_states;
   Act *a, *q, *attended, *product;
-  int32_t *claims, *finished;  // [layer], [kv head][block]
+  int32_t* finished;  // [kv head][block]
 
   void resize(const AnyDecoder& d, int64_t rows, int64_t wanted, int threads) {
     const auto lay_out = [&](Pieces memory) {
@@ -48,12 +47,10 @@ struct Workspace {
       memory.take(q, rows * d.heads_width);
       memory.take(attended, rows * d.heads_width);
       memory.take(product, rows * d.inner_stride);
-      memory.take(claims, d.t.layers);
       memory.take(finished, d.t.kv_heads * static_cast<int64_t>(blocks.size()));
       return memory.used();
     };
     lay_out(Pieces(mapping_.grow(lay_out(Pieces(nullptr)))));
-    std::fill_n(claims, d.t.layers, 0);
     std::fill_n(finished, d.t.kv_heads * blocks.size(), 0);
   }
 
@@ -67,103 +64,104 @@ class Step {
   using Weight = typename P::Weight;
 
  public:
-  Step(const Decoder<P>& decoder, const StepInput& input, int threads, Workspace<P>& workspace)
-      : d(decoder), t(decoder.t), in(input), w(workspace) {
-    plan_attention(threads);
-    w.resize(d, in.rows, in.wanted, threads);
+  Step(const Decoder<P>& decoder, const StepInput& input, Team& team, Workspace<P>& workspace)
+      : d(decoder), t(decoder.t), in(input), team(team), w(workspace) {
+    plan_attention(team.count());
+    w.resize(d, in.rows, in.wanted, team.count());
   }
 
-  void forward(const Worker& worker) const {
-    embed(worker);
+  void forward() const {
+    embed();
     for (int layer = 0; layer < t.layers; layer++) {
-      project_qkv(worker, layer);
-      attend(worker, layer);
-      project_output(worker, layer);
-      project_gate_up(worker, layer);
-      project_down(worker, layer);
+      project_qkv(layer);
+      attend(layer);
+      project_output(layer);
+      project_gate_up(layer);
+      project_down(layer);
     }
-    project_head(worker);
+    project_head();
   }
 
-  void embed(const Worker& worker) const {
-    each(worker, in.rows, [&](int64_t row) {
+  void embed() const {
+    each(in.rows, 1, [&](int64_t row) {
       d.embed(in.tokens[row], x_row(row));
       std::fill(x_row(row) + t.hidden, x_row(row) + d.hidden_stride, 0.f);
       for (int rope = 0; rope < t.ropes; rope++) tabulate_angles(row, rope);
     });
-    worker.meet();
   }
 
-  void project_qkv(const Worker& worker, int layer) const {
+  void project_qkv(int layer) const {
     const auto& weights = d.layers[layer];
-    norm_rows(worker, in.rows, weights.attention_norm, [](int64_t row) { return row; });
-    linear(worker, w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
+    norm_rows(in.rows, weights.attention_norm, [](int64_t row) { return row; });
+    linear(team, w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
       float* place = w.qkv + row * d.qkv_stride + panel * kPanel;
       const float* bias = weights.qkv_bias + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes) store(place + i, add(load(values + i), load(bias + i)));
     });
-    worker.meet();
     const int heads = t.heads + 2 * t.kv_heads;
-    each(worker, in.rows * static_cast<int64_t>(heads), [&](int64_t item) {
+    each(in.rows * static_cast<int64_t>(heads), kHeadsAtOnce, [&](int64_t item) {
       place_head(layer, static_cast<int>(item / heads), static_cast<int>(item % heads));
     });
-    worker.meet();
   }
 
-  // Workers claim pieces until none is left, always one ahead, so that the first units of the next can be prefetched.
-  void attend(const Worker& worker, int layer) const {
-    Work work = claim(layer), next;
-    Tile<P> tile, next_tile;
-    if (work.piece) locate(layer, work, tile);
-    for (; work.piece; work = next, tile = next_tile) {
-      next = work.is_last() ? claim(layer) : work.following();
-      if (next.piece) locate(layer, next, next_tile);
-      tile.follow_with(next.piece ? next_tile : tile);
-      const Queries<P> queries = queries_of(layer, work);
-      const State state = state_of(worker, work, queries);
-      if (work.tile == work.piece->first_tile) state.reset(queries.rows, t.head_dim);
-      attend_tile(queries, tile, state);
-      if (work.is_last()) finish(work, queries, state);
-    }
-    worker.meet();
+  // Piece by piece; where the next one begins is known early, so that its first units can be prefetched.
+  void attend(int layer) const {
+    const auto& pieces = w.pieces[t.group[layer]];
+    const int64_t count = pieces.size(), total = count * t.kv_heads;
+    const auto work_of = [&](int64_t number) { return Work{&pieces[number % count], static_cast<int>(number / count), pieces[number % count].first_tile}; };
+    team.each(total, 1, [&](int thread, int64_t number, int64_t) {
+      Work work = work_of(number), next;
+      Tile<P> tile, next_tile;
+      locate(layer, work, tile);
+      for (bool last = false; !last; work = next, tile = next_tile) {
+        last = work.is_last();
+        next = last ? work_of((number + 1) % total) : work.following();
+        locate(layer, next, next_tile);
+        tile.follow_with(next_tile);
+        const Queries<P> queries = queries_of(layer, work);
+        const State state = state_of(thread, work, queries);
+        if (work.tile == work.piece->first_tile) state.reset(queries.rows, t.head_dim);
+        attend_tile(queries, tile, state);
+        if (last) finish(work, queries, state);
+      }
+    });
   }
 
-  void project_output(const Worker& worker, int layer) const {
+  void project_output(int layer) const {
     const auto& weights = d.layers[layer];
-    add_linear(worker, w.attended, d.heads_width, weights.o, weights.post_attention_norm);
+    add_linear(w.attended, d.heads_width, weights.o, weights.post_attention_norm);
   }
 
-  void project_gate_up(const Worker& worker, int layer) const {
+  void project_gate_up(int layer) const {
     const auto& weights = d.layers[layer];
-    norm_rows(worker, in.rows, weights.mlp_norm, [](int64_t row) { return row; });
-    linear(worker, w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
+    norm_rows(in.rows, weights.mlp_norm, [](int64_t row) { return row; });
+    linear(team, w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
       Act* place = w.product + row * d.inner_stride + panel * (kPanel / 2);
       for (int i = 0; i < kPanel / 2; i += kLanes) {
         const vf gate = load(values + i), up = load(values + kPanel / 2 + i);
         P::store_act(place + i, mul(t.activation == kSilu ? silu(gate) : gelu_tanh(gate), up));
       }
     });
-    worker.meet();
   }
 
-  void project_down(const Worker& worker, int layer) const {
+  void project_down(int layer) const {
     const auto& weights = d.layers[layer];
-    add_linear(worker, w.product, d.inner_stride, weights.down, weights.post_mlp_norm);
+    add_linear(w.product, d.inner_stride, weights.down, weights.post_mlp_norm);
   }
 
-  void project_head(const Worker& worker) const {
-    norm_rows(worker, in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
-    linear(worker, w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
+  void project_head() const {
+    norm_rows(in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
+    linear(team, w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
       std::copy_n(values, kPanel, in.logits + row * in.logits_stride + panel * kPanel);
     });
-    worker.meet();
   }
 
  private:
   template <class Body>
-  static void each(const Worker& worker, int64_t total, Body body) {
-    const Range share = worker.share(total);
-    for (int64_t item = share.first; item < share.end; item++) body(item);
+  void each(int64_t total, int64_t grain, Body body) const {
+    team.each(total, grain, [&](int, int64_t item, int64_t end) {
+      for (; item < end; item++) body(item);
+    });
   }
 
   float* x_row(int64_t row) const { return w.x + row * d.hidden_stride; }
@@ -186,29 +184,26 @@ class Step {
 
   // a[row] = norm of x[source(row)]
   template <class Source>
-  void norm_rows(const Worker& worker, int64_t rows, const float* weight, Source source) const {
-    each(worker, rows, [&](int64_t row) {
+  void norm_rows(int64_t rows, const float* weight, Source source) const {
+    each(rows, kRowsAtOnce, [&](int64_t row) {
       Act* a = w.a + row * d.hidden_stride;
       rms_norm(x_row(source(row)), weight, d.hidden_stride, t.hidden, [&](int64_t i, vf value) { P::store_act(a + i, value); });
     });
-    worker.meet();
   }
 
   // x += layer(a), or x += norm of it where the decoder has post norms
-  void add_linear(const Worker& worker, const Act* a, int64_t stride, const Linear<P>& layer, const float* post_norm) const {
-    linear(worker, a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
+  void add_linear(const Act* a, int64_t stride, const Linear<P>& layer, const float* post_norm) const {
+    linear(team, a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
       float* place = (t.post_norms ? w.y : w.x) + row * d.hidden_stride + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes)
         store(place + i, t.post_norms ? load(values + i) : add(load(place + i), load(values + i)));
     });
-    worker.meet();
     if (!t.post_norms) return;
-    each(worker, in.rows, [&](int64_t row) {
+    each(in.rows, kRowsAtOnce, [&](int64_t row) {
       float* x = x_row(row);
       rms_norm(w.y + row * d.hidden_stride, post_norm, d.hidden_stride, t.hidden,
                [&](int64_t i, vf value) { store(x + i, add(load(x + i), value)); });
     });
-    worker.meet();
   }
 
   void tabulate_angles(int64_t row, int rope) const {
@@ -276,7 +271,7 @@ class Step {
   }
 
   // ------------------------------------------------------------------------------------------------------ attention
-  // One tile of a claimed piece.
+  // One tile of a piece. They are numbered kv head by kv head, so that sequences which share pages find them in the cache.
   struct Work {
     const Piece* piece = nullptr;
     int kv_head = 0, tile = 0;
@@ -286,7 +281,7 @@ class Step {
 
   int first_seen(int layer_window, int position) const { return layer_window ? std::max(0, position + 1 - layer_window) : 0; }
 
-  // Prefill: blocks of kBlockQueries rows. Decode of few sequences: every tile a piece of its own, for all workers.
+  // Prefill: blocks of kBlockQueries rows. Decode of few sequences: every tile a piece of its own, for all threads.
   void plan_attention(int threads) {
     w.blocks.clear();
     w.row_sequence.resize(in.rows);
@@ -322,15 +317,6 @@ class Step {
     w.cut_pieces = std::max<int64_t>(w.cut_pieces, number);
   }
 
-  // Kv head by kv head, so that sequences which share pages find them in the cache.
-  Work claim(int layer) const {
-    const auto& pieces = w.pieces[t.group[layer]];
-    const int number = __atomic_fetch_add(&w.claims[layer], 1, __ATOMIC_RELAXED), count = static_cast<int>(pieces.size());
-    if (number >= count * t.kv_heads) return {};
-    const Piece& piece = pieces[number % count];
-    return {&piece, number / count, piece.first_tile};
-  }
-
   Queries<P> queries_of(int layer, const Work& work) const {
     const QueryBlock& block = w.blocks[work.piece->block];
     const Act* q = w.q + (work.kv_head * static_cast<int64_t>(in.rows) + block.first_row) * d.group_size * t.head_dim;
@@ -352,10 +338,10 @@ class Step {
     for (int unit = 2 * tile.units; unit < kUnitsAhead; unit++) tile.unit[unit] = tile.unit[0];  // of a tile of one unit
   }
 
-  State state_of(const Worker& worker, const Work& work, const Queries<P>& queries) const {
+  State state_of(int thread, const Work& work, const Queries<P>& queries) const {
     if (work.piece->pieces > 1) return cut_state(work.kv_head, work.piece->number);
     const int64_t size = State::floats(std::max(kBlockQueries, d.group_size), t.head_dim);
-    return {w.states + worker.number * size, queries.rows};
+    return {w.states + thread * size, queries.rows};
   }
 
   State cut_state(int kv_head, int number) const {
@@ -363,7 +349,7 @@ class Step {
     return {w.cut_states + (kv_head * w.cut_pieces + number) * size, d.group_size};
   }
 
-  // Of a block in several pieces, the worker that ends the last one folds them, in order.
+  // Of a block in several pieces, the thread that ends the last one folds them, in order.
   void finish(const Work& work, const Queries<P>& queries, State state) const {
     const Piece& piece = *work.piece;
     if (piece.pieces > 1) {
@@ -387,8 +373,8 @@ class Step {
   const Decoder<P>& d;
   const Traits& t;
   const StepInput& in;
+  Team& team;
   Workspace<P>& w;
-
 };
 
 }  // namespace arena

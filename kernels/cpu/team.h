@@ -1,13 +1,19 @@
-// A few threads that run one function together and meet at barriers in it.
+// A few threads that share out the work of one phase after another.
 //
-// Who waits spins for some microseconds, as the others are usually almost there, and then sleeps in the kernel: between
-// steps the helpers use no processor, and on a busy machine the one that everybody waits for gets it. The caller is
-// worker 0, so a team of one starts no thread.
+// A phase is some items, cut into short chunks of neighbours. Every thread has a run of chunks of its own, which it takes
+// from the front, so that what it streams stays in order, and then helps the others from the back of theirs. The phase is
+// over when all chunks are done, whoever did them: a thread that the system gave no processor finds nothing left, and
+// nobody has waited for it. Only one stopped in the middle of a chunk is waited for, hence chunks of microseconds.
+//
+// Who waits spins for some microseconds, as the others are usually almost done, and then sleeps in the kernel: between
+// steps the helpers use no processor, and on a busy machine the one that everybody waits for gets it. The caller works
+// too, so a team of one starts no thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -27,8 +33,11 @@ class Signal {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
-  void raise() {
-    value_.fetch_add(1);
+  // Only while nobody waits.
+  void reset() { value_.store(0, std::memory_order_relaxed); }
+
+  void add(uint32_t amount) {
+    value_.fetch_add(amount);
     if (sleepers_.load() > 0) wake();
   }
 
@@ -57,73 +66,101 @@ class Signal {
   std::atomic<int> sleepers_{0};
 };
 
-class Team;
+// The chunks first .. end - 1 that are left of one thread's run, with the number of their phase: one word, so that a
+// thread which slept through the phase cannot take a chunk of another by mistake.
+class Run {
+ public:
+  static constexpr int64_t kMost = 0xffff;
 
-struct Range {
-  int64_t first, end;
-};
+  void set(uint32_t phase, int64_t first, int64_t end) {
+    word_.store(static_cast<uint64_t>(phase) << 32 | first << 16 | end, std::memory_order_release);
+  }
 
-struct Worker {
-  Team& team;
-  int number, count;
+  // A chunk of that phase, from the front or the back; -1 where none is left.
+  int64_t take(uint32_t phase, bool from_front) {
+    uint64_t word = word_.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t first = word >> 16 & kMost, end = word & kMost;
+      if (word >> 32 != phase || first >= end) return -1;
+      const uint64_t rest = from_front ? word + (1 << 16) : word - 1;
+      if (word_.compare_exchange_weak(word, rest, std::memory_order_acquire)) return from_front ? first : end - 1;
+    }
+  }
 
-  void meet() const;  // returns once every worker has called it; what they wrote before is visible after
-
-  // This worker's part of 0 .. total - 1, cut into equal neighbouring parts.
-  Range share(int64_t total) const { return {total * number / count, total * (number + 1) / count}; }
+ private:
+  alignas(64) std::atomic<uint64_t> word_{0};
 };
 
 class Team {
  public:
-  explicit Team(int count) : count_(count) {
+  explicit Team(int count) : count_(count), runs_(new Run[count]) {
     for (int number = 1; number < count; number++) threads_.emplace_back([this, number] { help(number); });
   }
 
   ~Team() {
-    call_ = nullptr;
-    started_.raise();
+    closing_.store(true, std::memory_order_relaxed);
+    phase_.add(1);
     for (auto& thread : threads_) thread.join();
   }
 
   int count() const { return count_; }
 
-  // Runs body(worker) on every thread and returns when all are done. One caller at a time.
+  // Calls body(thread, first, end) until every one of 0 .. total - 1 lay in one of the calls' first .. end - 1, no more
+  // than `grain` of them in each, and returns when all calls have. What they wrote is visible after. One caller at a time.
   template <class Body>
-  void run(Body&& body) {
-    context_ = &body;
-    call_ = [](void* context, const Worker& worker) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker); };
-    started_.raise();
-    const Worker worker{*this, 0, count_};
-    body(worker);
-    worker.meet();
+  void each(int64_t total, int64_t grain, Body&& body) {
+    grain = std::max({grain, int64_t{1}, (total + Run::kMost - 1) / Run::kMost});
+    const int64_t chunks = (total + grain - 1) / grain;
+    if (count_ == 1 || chunks <= 1) {
+      for (int64_t first = 0; first < total; first += grain) body(0, first, std::min(first + grain, total));
+      return;
+    }
+    job_ = {&body, total, grain, [](const Job& job, int thread, int64_t chunk) {
+              const int64_t first = chunk * job.grain;
+              (*static_cast<std::remove_reference_t<Body>*>(job.body))(thread, first, std::min(first + job.grain, job.total));
+            }};
+    done_.reset();
+    const uint32_t phase = phase_.value() + 1;
+    for (int number = 0; number < count_; number++)
+      runs_[number].set(phase, chunks * number / count_, chunks * (number + 1) / count_);
+    phase_.add(1);
+    work(0, phase);
+    for (uint32_t done; (done = done_.value()) != chunks;) done_.wait_while(done);
   }
 
  private:
-  friend struct Worker;
+  struct Job {
+    void* body;
+    int64_t total, grain;
+    void (*call)(const Job&, int thread, int64_t chunk);
+  };
 
   void help(int number) {
-    const Worker worker{*this, number, count_};
-    for (uint32_t seen = 0;; seen++) {
-      started_.wait_while(seen);
-      if (!call_) return;
-      call_(context_, worker);
-      worker.meet();
+    const DenormalsOff denormals_off;
+    for (uint32_t seen = 0;;) {
+      phase_.wait_while(seen);
+      if (closing_.load(std::memory_order_relaxed)) return;
+      seen = phase_.value();
+      work(number, seen);
     }
   }
 
+  // Own chunks first, then the others'. The job is looked at only with a chunk in hand: until then it may be another.
+  void work(int number, uint32_t phase) {
+    uint32_t done = 0;
+    for (int i = 0; i < count_; i++) {
+      Run& run = runs_[(number + i) % count_];
+      for (int64_t chunk; (chunk = run.take(phase, i == 0)) >= 0; done++) job_.call(job_, number, chunk);
+    }
+    if (done) done_.add(done);
+  }
+
   const int count_;
-  Signal started_, met_;
-  alignas(64) std::atomic<int> arrived_{0};
-  void* context_ = nullptr;
-  void (*call_)(void*, const Worker&) = nullptr;
+  Signal phase_, done_;
+  const std::unique_ptr<Run[]> runs_;
+  alignas(64) Job job_{};
+  std::atomic<bool> closing_{false};
   std::vector<std::thread> threads_;  // last: they use all of the above
 };
-
-inline void Worker::meet() const {
-  const uint32_t round = team.met_.value();
-  if (team.arrived_.fetch_add(1, std::memory_order_acq_rel) < count - 1) return team.met_.wait_while(round);
-  team.arrived_.store(0, std::memory_order_relaxed);
-  team.met_.raise();
-}
 
 }  // namespace arena

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine import sampling
 from engine.sampling import SamplingRow, sample, uniform
 from engine.sequence import SamplingParams
 
@@ -126,11 +125,3 @@ def test_presence_and_frequency_count_the_output_alone():
 def test_rows_of_a_strided_buffer_are_read_right():
     wide = torch.randn(3, 1000)
     assert sample(wide[:, :384], [row(temperature=0.0)] * 3) == wide[:, :384].argmax(-1).tolist()
-
-
-def test_few_candidates_and_many_agree(monkeypatch):
-    logits = torch.randn(32, 2048, generator=torch.Generator().manual_seed(3))
-    rows = [row(seed=i, **SETTINGS[i % len(SETTINGS)]) for i in range(32)]
-    many = sample(logits, rows)
-    monkeypatch.setattr(sampling, "CANDIDATES", 2)
-    assert sample(logits, rows) == many

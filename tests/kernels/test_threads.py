@@ -1,13 +1,16 @@
 """The team of threads: asleep between steps, off the interpreter's lock during them, one step at a time."""
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from kernels.cpu import CpuBackend
+from kernels import BackendUnavailable
+from kernels.cpu import CpuBackend, build
 from tests.kernels.decoders import Pages, llama_traits, random_weights
 
 
@@ -86,3 +89,16 @@ def test_python_runs_on_during_a_forward(cpu):
     done.set()
     ticker.join()
     assert sum(started < t < ended for t in ticks) >= 3, f"a forward of {ended - started:.3f} s let nobody run"
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_a_thread_without_a_processor_is_not_waited_for(tmp_path, threads):
+    """Helpers held in a signal's handler do nothing, and phases end all the same; let go, they help again."""
+    try:
+        compiler = build.find_compiler()
+    except BackendUnavailable as reason:
+        pytest.skip(str(reason))
+    source, program = Path(__file__).parent / "team_runner.cpp", tmp_path / "team"
+    subprocess.run([compiler, "-std=c++17", "-O1", "-pthread", str(source), "-o", str(program)], check=True)
+    done = subprocess.run([program, str(threads)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
