@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,12 +154,13 @@ class Answer:
         self,
         dialect: Dialect,
         model: str,
+        request_id: str,
         *,
         usage: StreamOptions | None = None,
         vocabulary: Vocabulary | None = None,
         echo: Echo = NO_ECHO,
     ) -> None:
-        self.id = f"{dialect.id_prefix}-{uuid.uuid4().hex}"
+        self.id = f"{dialect.id_prefix}-{request_id}"
         self.used = Usage()
         self._dialect, self._vocabulary, self._echo = dialect, vocabulary, echo
         self._usage = usage or StreamOptions()

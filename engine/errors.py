@@ -28,6 +28,7 @@ class EngineError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    worth_a_retry = True  # of those that clients try again by themselves
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -88,6 +89,7 @@ class DeadlineExceeded(EngineError):
     status = 408
     type = "timeout_error"
     code = "deadline_exceeded"
+    worth_a_retry = False
 
 
 class NotAuthorized(EngineError):

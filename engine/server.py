@@ -11,9 +11,11 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import signal
 import socket
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -70,10 +72,14 @@ log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
 OPEN_PATHS = ("/health",)
+REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 
 
 class Gate:
-    """The first look at a request: its host, its key, its size. What does not pass never reaches a route."""
+    """The first look at a request: its id, its host, its key, its size. What does not pass never reaches a route.
+
+    The id is the caller's X-Request-Id, if it sent one, else one of ours; every response carries it.
+    """
 
     def __init__(self, app: ASGIApp, config: EngineConfig) -> None:
         self.app = app
@@ -83,7 +89,11 @@ class Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id", b"") or uuid.uuid4().hex.encode()
+        send = with_request_id(send, request_id if REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex.encode())
         try:
+            self._check_request_id(request_id)
+            scope["state"]["request_id"] = request_id.decode()
             self._check_host(headers)
             self._check_key(scope["path"], headers)
             body = await self._read(headers, receive)
@@ -100,6 +110,10 @@ class Gate:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         return await self.app(scope, replay, send)
+
+    def _check_request_id(self, request_id: bytes) -> None:
+        if not REQUEST_ID.fullmatch(request_id):
+            raise InvalidParameter("X-Request-Id", "X-Request-Id must be 1 to 128 letters, digits or one of -_.:/+=@")
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without a key only this machine may ask, and not through a name that a web page chose (DNS rebinding)."""
@@ -137,6 +151,15 @@ class Gate:
             size += len(chunks[-1])
             more = message.get("more_body", False)
         return b"".join(chunks)
+
+
+def with_request_id(send: Send, request_id: bytes) -> Send:
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
+        await send(message)
+
+    return send_with_id
 
 
 def is_admin(path: str) -> bool:
@@ -202,7 +225,7 @@ class Generation(Response):
             await send({"type": "http.response.body", "body": words})
 
     async def _start(self, send: Send, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
-        headers = (b"content-type", content_type), (b"x-request-id", self.answer.id.encode()), *headers
+        headers = (b"content-type", content_type), *headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
@@ -269,6 +292,7 @@ class EngineServer:
             ("PUT", "/models/{name:path}", self.put_model),
             ("DELETE", "/models/{name:path}", self.delete_model),
             ("GET", "/health", self.health),
+            ("GET", "/load", self.load),
             ("GET", "/metrics", self.show_metrics),
             ("GET", "/kv", self.kv),
             ("GET", "/kv/pages", self.kv_pages),
@@ -284,17 +308,17 @@ class EngineServer:
         await asyncio.to_thread(self.engine.close)
         self.tokenising.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, body: ChatRequest) -> Response:
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
         runner, spec = self.engine.runner_of(body.model)
         timer = self.metrics.timer(body.model)
         chat = runner.chat_format(spec.chat_template)
         prompt_ids = await self._encode_chat(chat, spec, body)
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         vocabulary = self._vocabulary(runner) if body.logprobs else None
-        answer = Answer(CHAT, body.model, usage=body.stream_options, vocabulary=vocabulary)
+        answer = Answer(CHAT, body.model, request.state.request_id, usage=body.stream_options, vocabulary=vocabulary)
         return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
-    async def complete(self, body: CompletionRequest) -> Response:
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
         runner, spec = self.engine.runner_of(body.model)
         timer = self.metrics.timer(body.model)
         prompt_ids = await self._encode_prompt(runner, body.prompt)
@@ -303,7 +327,8 @@ class EngineServer:
         text = body.prompt if isinstance(body.prompt, str) else None
         echo = echo_of(prompt_ids, vocabulary, text) if body.echo else NO_ECHO
         scored = vocabulary if body.logprobs is not None else None
-        answer = Answer(TEXT, body.model, usage=body.stream_options, vocabulary=scored, echo=echo)
+        request_id, usage = request.state.request_id, body.stream_options
+        answer = Answer(TEXT, body.model, request_id, usage=usage, vocabulary=scored, echo=echo)
         return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
     def _vocabulary(self, runner: Runner) -> Vocabulary:
@@ -390,6 +415,11 @@ class EngineServer:
         }
         return json_response(state, HTTPStatus.SERVICE_UNAVAILABLE if failure else HTTPStatus.OK)
 
+    async def load(self) -> Response:
+        """`server_load`, as vLLM counts it: the requests that are being worked on or wait."""
+        load = self.engine.load()
+        return json_response({"server_load": load["running"] + load["waiting"], **load})
+
     async def show_metrics(self) -> Response:
         text = await asyncio.to_thread(self.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -456,7 +486,10 @@ def json_response(content: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def error_response(error: EngineError) -> Response:
-    return json_response(error.as_dict(), error.status)
+    response = json_response(error.as_dict(), error.status)
+    if not error.worth_a_retry:
+        response.headers["x-should-retry"] = "false"  # which OpenAI's clients obey
+    return response
 
 
 async def on_error(request: Request, error: Exception) -> Response:

@@ -122,7 +122,7 @@ def test_events_are_closed_by_done_and_a_token_costs_one_event(engine):
     answer = httpx.post(engine.url + "/v1/chat/completions", json=body)
     events = answer.text.split("\n\n")
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["x-request-id"] == json.loads(events[0].removeprefix("data: "))["id"]
+    assert "chatcmpl-" + answer.headers["x-request-id"] == json.loads(events[0].removeprefix("data: "))["id"]
     assert events[-2:] == ["data: [DONE]", ""]
     assert len(events) <= 8 + 3
 

@@ -273,3 +273,48 @@ def test_what_cannot_be_is_refused_by_name(engine, path, body, param):
 def test_no_log_probability_is_minus_infinity_in_json(client):
     answer = client.completions.create(model="speaker", prompt="hi", logprobs=20, max_tokens=4, temperature=0)
     assert all(math.isfinite(x) for entry in answer.choices[0].logprobs.top_logprobs for x in entry.values())
+
+
+# Ids, load, deadlines
+
+
+def test_the_id_of_a_request_is_the_callers_and_comes_back_with_every_response(engine):
+    body = {"model": "llama", "messages": ASK, "max_tokens": 2}
+    for path, asked, status in (
+        ("/v1/chat/completions", body, 200),
+        ("/v1/chat/completions", {**body, "stream": True}, 200),
+        ("/v1/chat/completions", {**body, "model": "nobody"}, 404),
+        ("/v1/chat/completions", {**body, "temperature": 9}, 400),
+        ("/nowhere", {}, 404),
+    ):
+        answer = httpx.post(engine.url + path, json=asked, headers={"X-Request-Id": "trace/7f-1"})
+        assert (answer.status_code, answer.headers.get_list("x-request-id")) == (status, ["trace/7f-1"])
+        if status == 200:
+            assert "chatcmpl-trace/7f-1" in answer.text
+    ids = {httpx.get(engine.url + "/health").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("value", ["a b", "x" * 129, 'a"b', "é"])
+def test_an_id_that_would_break_a_log_or_a_header_is_refused(engine, value):
+    answer = httpx.get(engine.url + "/v1/models", headers={"X-Request-Id": value.encode()})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Id")
+    assert answer.headers["x-request-id"] != value
+
+
+def test_a_deadline_ends_an_answer_with_an_error_that_no_client_retries(engine):
+    body = {"model": "llama", "messages": ASK, "max_tokens": 1900, "ignore_eos": True, "deadline_seconds": 0.2}
+    whole = httpx.post(engine.url + "/v1/chat/completions", json=body, timeout=30)
+    assert (whole.status_code, whole.headers["x-should-retry"]) == (408, "false")
+    assert (whole.json()["error"]["code"], whole.json()["error"]["param"]) == ("deadline_exceeded", "deadline_seconds")
+    streamed = httpx.post(engine.url + "/v1/chat/completions", json={**body, "stream": True}, timeout=30)
+    assert "deadline_exceeded" in streamed.text.split("\n\n")[-3]
+
+
+def test_load_says_how_many_requests_there_are(engine):
+    assert httpx.get(engine.url + "/load").json()["server_load"] == 0
+    body = {"model": "llama", "messages": ASK, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", engine.url + "/v1/chat/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert httpx.get(engine.url + "/load").json()["server_load"] == 1
