@@ -20,6 +20,9 @@ class Buddy:
                 first += 1 << order
         self.largest = 1 << (total.bit_length() - 1) if total else 0  # units that one run can have at most
 
+    def fits(self, units: int) -> bool:
+        return any(self.free[order_of(units) :])
+
     def take(self, units: int) -> int | None:
         """The first unit of a run that holds `units`; None where no free run is long enough."""
         wanted = order_of(units)

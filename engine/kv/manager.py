@@ -144,17 +144,17 @@ class KVManager:
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were
         promised and a watermark. `alone`: nobody runs, so nobody needs to be left anything."""
-        cache = sequence.space.cache
-        blocks = cache.held(sequence, 0 if sequence.scored else cache.match(sequence))
-        missing = self._pages_to_finish(sequence, blocks)
-        revived = sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
-        spare = 0 if alone else self.promised_pages + self._watermark_pages
-        if missing + revived + spare > self.blocks.available_pages:
+        blocks, missing, fits = self._plan(sequence, alone)
+        if not fits:
             return False
         self._take(sequence, blocks, missing)
         if sequence.cached_tokens is None:
             self._count_served(sequence, 0, sequence.computed)
         return True
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether `admit` would say yes beside those that run; takes nothing."""
+        return self._plan(sequence, alone=False)[2]
 
     def rematch(self, sequence: Sequence) -> None:
         """Lets a sequence that prefills skip what others have published since it was admitted."""
@@ -303,6 +303,15 @@ class KVManager:
             check_table(table)
 
     # Private
+
+    def _plan(self, sequence: Sequence, alone: bool) -> tuple[list[list[Block | None]], int, bool]:
+        """The cached blocks it would begin with, the pages it would be promised, and whether they fit."""
+        cache = sequence.space.cache
+        blocks = cache.held(sequence, 0 if sequence.scored else cache.match(sequence))
+        missing = self._pages_to_finish(sequence, blocks)
+        revived = sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
+        spare = 0 if alone else self.promised_pages + self._watermark_pages
+        return blocks, missing, missing + revived + spare <= self.blocks.available_pages
 
     def _take(self, sequence: Sequence, blocks: list[list[Block | None]], promised: int) -> None:
         """Gives the sequence a table of these cached blocks."""

@@ -93,6 +93,9 @@ class ReservedKV(KVManager):
         sequence.cached_tokens = 0
         return True
 
+    def admits(self, sequence: Sequence) -> bool:
+        return self._buddy.fits(blocks_of(self.reserved_tokens(sequence), sequence.space.block_tokens))
+
     def fork(self, sequence: Sequence, child: Sequence) -> bool:
         """`child` gets a run of its own, and a copy of all that `sequence` has computed."""
         if not self._reserve(child):

@@ -15,9 +15,10 @@ from engine.errors import EngineError
 from engine.kv.reserved import POLICIES
 from engine.simulate.machines import MACHINES
 from engine.simulate.report import Table
-from engine.simulate.simulation import MAX_SEQUENCES, Ask, Simulation, asks_of
+from engine.simulate.simulation import MAX_SEQUENCES, Ask, Figures, Simulation, asks_of
 from engine.simulate.traces import TRACES, arrivals, lengths
 
+PART_REQUESTS = 20_000
 WARM_UP = 0.1  # share of the requests that are answered before anything counts
 
 CONTIGUOUS = ("max", "pow2", "oracle")
@@ -54,44 +55,57 @@ class Run:
 
 def simulate(run: Run) -> dict[str, Any]:
     """One run, as plain figures."""
-    machine = MACHINES[run.machine]
+    return summary(run, [figures_of(run, requests, part) for part, requests in enumerate(parts_of(run))])
+
+
+def simulate_all(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The same of each, on all processors: every part of a run is a world of its own."""
+    parts = [(run, requests, part) for run in runs for part, requests in enumerate(parts_of(run))]
+    with ProcessPoolExecutor(min(len(parts), len(os.sched_getaffinity(0)))) as pool:
+        found = list(pool.map(figures_of, *zip(*parts, strict=True)))
+    return [summary(run, [each for each, (of, *_) in zip(found, parts, strict=True) if of is run]) for run in runs]
+
+
+def parts_of(run: Run) -> list[int]:
+    """Requests of each part of a long run: parts are simulated apart, and added up."""
+    count = -(-run.requests // PART_REQUESTS)
+    return [(run.requests + number) // count for number in range(count)]
+
+
+def figures_of(run: Run, requests: int, part: int) -> Figures:
+    machine, seed = MACHINES[run.machine], (run.seed, part)
     simulation = Simulation(
         machine,
         run.policy,
         block_tokens=run.block_tokens,
         prefix_tokens=run.prefix_tokens,
         share=run.policy == "paged" and (run.prefix_tokens > 0 or run.samples > 1),
-        warm_up=int(WARM_UP * run.requests * run.samples),
+        warm_up=int(WARM_UP * requests * run.samples),
         seed=run.seed,
     )
     queued = MAX_SEQUENCES if run.rate is None else 0  # those that only keep the queue full
-    pairs = lengths(TRACES[run.trace], run.requests + queued, machine.context_length - run.prefix_tokens, run.seed)
+    pairs = lengths(TRACES[run.trace], requests + queued, machine.context_length - run.prefix_tokens, seed)
     if run.rate is None:
-        figures = simulation.run(asks_of(pairs, run.samples))
-    else:
-        times = arrivals(run.rate, run.requests, run.seed)
-        asks = (Ask(p, a, run.samples, float(when)) for (p, a), when in zip(pairs, times, strict=True))
-        figures = simulation.run(asks, always_full=False)
+        return simulation.run(asks_of(pairs, run.samples))
+    times = arrivals(run.rate, requests, seed).tolist()
+    asks = (Ask(prompt, answer, run.samples, when) for (prompt, answer), when in zip(pairs, times, strict=True))
+    return simulation.run(asks, always_full=False)
+
+
+def summary(run: Run, parts: Sequence[Figures]) -> dict[str, Any]:
+    figures = sum(parts[1:], parts[0])
     if not figures.steps:
         raise EngineError(f"{run.requests:,} requests are too few to measure anything: ask for more")
     latencies = figures.seconds_per_token
     return {
-        **figures.shares(machine.slots),
+        **figures.shares(MACHINES[run.machine].slots),
         "waste_of_allocated": round(figures.waste_percent, 2),
         "saved_by_sharing": round(figures.saved_percent, 2),
         "tokens_per_second": round(figures.tokens_per_second, 1),
         "latency_seconds_per_token": round(sum(latencies) / len(latencies), 4) if latencies else None,
-        "preemptions_per_request": round(
-            (simulation.scheduler.preemptions - simulation.preemptions_before) / max(1, len(latencies)), 3
-        ),
+        "preemptions_per_request": round(figures.preemptions / max(1, len(latencies)), 3),
         "steps": figures.steps,
     }
-
-
-def simulate_all(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One process a processor: every run is a world of its own."""
-    with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(simulate, runs))
 
 
 def difference(ours: dict[str, float], paper: dict[str, float]) -> dict[str, float]:

@@ -7,11 +7,13 @@ or goes and the free blocks suffice are alike but for the length of the sequence
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from engine.errors import EngineError
 from engine.kv.geometry import GroupGeometry, KVGeometry, blocks_of
 from engine.kv.pool import PagePool
 from engine.kv.reserved import ReservedKV, kv_manager
@@ -58,7 +60,11 @@ class Figures:
     lone_slots: int = 0
     seconds: float = 0.0
     generated: int = 0
+    preemptions: int = 0
     seconds_per_token: list[float] = field(default_factory=list)  # of each request: latency / answer
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def shares(self, slots: int) -> dict[str, float]:
         """Percent of the pool, as Fig. 2 divides it, and the mean number of sequences in a step."""
@@ -108,10 +114,11 @@ class Simulation:
         self.machine = machine
         self.slots = machine.slots
         self.figures = Figures()
-        self.preemptions_before = 0
+        self._preemptions_before = 0
         self.finished = 0
         self.clock = 0.0  # seconds
         self._warm_up = warm_up
+        self._max_sequences = max_sequences
         self._step_by_step = step_by_step or share  # with sharing, a block that fills may let another in
         self._source = np.random.default_rng((seed, 2))
         self._blank = np.zeros(machine.context_length + 1, np.int32)
@@ -151,46 +158,49 @@ class Simulation:
                 while upcoming and upcoming.arrives <= self.clock:
                     self.add(upcoming)
                     upcoming = next(coming, None)
-            if not self.step():
-                self.skip(None if always_full or not upcoming else upcoming.arrives)
+            if not self.skip(None if always_full or not upcoming else upcoming.arrives):
+                self.step()
         return self.figures
 
     def add(self, ask: Ask) -> None:
         self.scheduler.add(self._sequence(ask, ask.samples - 1))
 
-    def step(self) -> bool:
-        """As `Engine.step`. Whether someone came or went, or may in the next."""
-        scheduler, kv = self.scheduler, self.kv
-        preemptions, running = scheduler.preemptions, len(scheduler.running)
-        step = scheduler.schedule()
+    def step(self) -> None:
+        """As `Engine.step`."""
+        step = self.scheduler.schedule()
         if step.unservable:
-            raise ValueError(f"a request of {step.unservable[0].limit:,} tokens does not fit into {self.slots:,} slots")
-        changed = preemptions != scheduler.preemptions or running != len(scheduler.running)
+            raise EngineError(f"{step.unservable[0].limit:,} tokens do not fit into {self.slots:,} slots")
         for sequence, count in zip(step.sequences, step.counts, strict=True):
-            kv.commit(sequence, count)
+            self.kv.commit(sequence, count)
         grown = [sequence for sequence in step.sequences if sequence.computed == sequence.length]
         self._count_step(sum(step.counts), len(grown))
         for sequence in grown:
-            changed |= self._append(sequence)
-        return changed or len(grown) < len(step.sequences)
-
-    def skip(self, until: float | None = None) -> None:
-        """Takes as many steps as are like the last one, in which nobody came or went. `until`: when the next request
-        arrives, where none waits."""
-        running, kv = self.scheduler.running, self.kv
-        if self._step_by_step or not running or any(s.length - s.computed != 1 for s in running):
-            return
-        steps = min(s.limit - s.length for s in running)
-        while steps > 1 and not (self._blocks_suffice(steps) and self._ends_before(steps, until)):
-            steps //= 2
-        if steps <= 1:
-            return
-        self._count_alike(steps)
-        for sequence in list(running):
-            kv.grow(sequence, steps)
-            kv.commit(sequence, steps)
-            sequence.length += steps - 1
             self._append(sequence)
+
+    def skip(self, until: float | None = None) -> bool:
+        """Takes as many steps as do nothing but give every running sequence a token; False where the next does more.
+        `until`: when the next request arrives."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        if self._step_by_step or not running or any(s.length - s.computed != 1 for s in running):
+            return False
+        if waiting and len(running) < self._max_sequences and self.kv.admits(waiting.first(running)):
+            return False
+        steps = min(s.limit - s.length for s in running)
+        slack = [s.table.capacity - s.computed for s in running]
+        fit = bisect_right(range(1, steps + 1), self.kv.blocks.available_pages, key=lambda n: self._missing(slack, n))
+        if until is not None and not waiting:
+            fit = bisect_right(
+                range(fit), until, key=lambda n: self.clock + self._seconds(n)
+            )  # the last begins by then
+        if not fit:
+            return False
+        self._count_alike(fit)
+        for sequence in list(running):
+            self.kv.grow(sequence, fit)
+            self.kv.commit(sequence, fit)
+            sequence.length += fit - 1
+            self._append(sequence)
+        return True
 
     # Private
 
@@ -215,9 +225,8 @@ class Simulation:
         self.kv.commit(sequence, len(whole))
         self.kv.pin(sequence)
 
-    def _append(self, sequence: Scripted) -> bool:
-        """One token more; the other answers to a prompt begin with its first. Whether someone came or went."""
-        changed = sequence.waits_for > 0
+    def _append(self, sequence: Scripted) -> None:
+        """One token more; the other answers to a prompt begin with its first."""
         while sequence.waits_for:
             sequence.waits_for -= 1
             child = self._sequence(sequence.ask, 0, sequence.tokens[: sequence.length])
@@ -226,25 +235,22 @@ class Simulation:
             if child.state is State.RUNNING:
                 child.length += 1
         sequence.length += 1
-        if sequence.length < sequence.limit:
-            return changed
+        if sequence.length == sequence.limit:
+            self._finish(sequence)
+
+    def _finish(self, sequence: Scripted) -> None:
         self.scheduler.remove(sequence)
         self.finished += 1
         if self.finished > self._warm_up:
             self.figures.seconds_per_token.append((self.clock - sequence.ask.arrives) / sequence.ask.answer)
         else:
-            self.preemptions_before = self.scheduler.preemptions
-        return True
+            self._preemptions_before = self.scheduler.preemptions
+        self.figures.preemptions = self.scheduler.preemptions - self._preemptions_before
 
-    def _blocks_suffice(self, steps: int) -> bool:
+    def _missing(self, slack: list[int], steps: int) -> int:
+        """Blocks that sequences with so many free slots need for `steps` tokens more each."""
         size = self.space.block_tokens
-        tables = ((s, s.table.capacity) for s in self.scheduler.running)
-        missing = sum(blocks_of(s.computed + steps - held, size) for s, held in tables if s.computed + steps > held)
-        return missing <= self.kv.blocks.available_pages
-
-    def _ends_before(self, steps: int, until: float | None) -> bool:
-        """Whether the last of these steps begins before a request arrives that would start at once."""
-        return until is None or bool(self.scheduler.waiting) or self.clock + self._seconds(steps - 1) < until
+        return sum(blocks_of(steps - free, size) for free in slack if steps > free)
 
     def _seconds(self, steps: int) -> float:
         running = self.scheduler.running

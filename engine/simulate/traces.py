@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Seed = int | tuple[int, ...]
+
 MOST_PROMPT = 0.5  # share of the context that a prompt takes at most when the whole would not fit
 
 
@@ -35,7 +37,7 @@ TRACES = {
 }
 
 
-def lengths(trace: Trace, count: int, context_length: int, seed: int) -> Iterator[tuple[int, int]]:
+def lengths(trace: Trace, count: int, context_length: int, seed: Seed) -> Iterator[tuple[int, int]]:
     """`count` pairs (prompt, answer), each at least 1 token, together at most `context_length`."""
     source = np.random.default_rng(seed)
     prompts = log_normal(source, trace.prompt_mean, trace.prompt_spread, count)
@@ -52,6 +54,6 @@ def log_normal(source: np.random.Generator, mean: float, spread: float, count: i
     return np.maximum(1, np.rint(drawn)).astype(np.int64)
 
 
-def arrivals(rate: float, count: int, seed: int) -> np.ndarray:
+def arrivals(rate: float, count: int, seed: Seed) -> np.ndarray:
     """Seconds at which `count` requests of a Poisson process arrive."""
-    return np.cumsum(np.random.default_rng((seed, 1)).exponential(1 / rate, count))
+    return np.cumsum(np.random.default_rng((*np.atleast_1d(seed), 1)).exponential(1 / rate, count))
