@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import socket
 import sqlite3
 import sys
@@ -148,10 +149,10 @@ def locked(site):
     """Another process in the middle of a write that takes longer than ours waits: a tenth of a second here."""
     database = site.services.database._engine
 
-    def wait_less(connection: sqlalchemy.Connection) -> None:
-        connection.exec_driver_sql("PRAGMA busy_timeout = 100")
+    def wait_less(connection: sqlite3.Connection, *_) -> None:
+        connection.execute("PRAGMA busy_timeout = 100")
 
-    sqlalchemy.event.listen(database, "begin", wait_less, insert=True)
+    sqlalchemy.event.listen(database, "checkout", wait_less)
     connection = sqlite3.connect(site.folder / "arena.sqlite3", isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -159,7 +160,7 @@ def locked(site):
     finally:
         connection.execute("ROLLBACK")
         connection.close()
-        sqlalchemy.event.remove(database, "begin", wait_less)
+        sqlalchemy.event.remove(database, "checkout", wait_less)
         database.dispose()
 
 
@@ -176,9 +177,13 @@ def full(site):
         pages = filler.execute("PRAGMA page_count").fetchone()[0]
         filler.execute(f"PRAGMA max_page_count = {pages}")
         with contextlib.suppress(sqlite3.OperationalError):
-            while True:
-                row = (uuid.uuid4().hex, uuid.uuid4().hex, "a", "2000-01-01 00:00:00.000000")
-                filler.execute("INSERT INTO votes (battle_id, visitor_id, kind, created_at) VALUES (?, ?, ?, ?)", row)
+            for number in itertools.count(1_000_000):
+                text = uuid.uuid4().hex
+                filler.execute(
+                    "INSERT INTO votes (battle_id, visitor_id, kind, created_at, number, counted, previous_hash, "
+                    "chain_hash, private_digest) VALUES (?, ?, 'a', '2000-01-01 00:00:00.000000', ?, 1, ?, ?, ?)",
+                    (text, text, number, text, text, text),
+                )
         sqlalchemy.event.listen(engine, "begin", limit, insert=True)
         try:
             yield

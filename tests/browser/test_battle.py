@@ -203,8 +203,8 @@ def test_example_question_starts_a_battle(site, open_site):
 
 
 def test_reader_who_scrolls_up_is_left_alone_and_can_jump_to_the_end(site, open_site, engine):
-    engine.say("alpha", Script.of("line\n\n" * 120, size=6, pause_seconds=0.02))
-    engine.say("beta", Script.of("line\n\n" * 120, size=6, pause_seconds=0.02))
+    for name in ("alpha", "beta"):
+        engine.say(name, Script.of("line\n" * 600, size=30, pause_seconds=0.05))
     visit = open_site(site).ask(until="streaming")
     page = visit.page
     visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
