@@ -19,7 +19,9 @@ from app import admin as admin_session
 from app import visitors as visitor_cookie
 from app.battles import Begun
 from app.errors import BadInput, PromptTooLong
-from app.leaderboard import board
+from app.leaderboard import sheet
+from app.leaderboard_exports import EXPORTS
+from app.leaderboard_votes import Selection
 from app.security import client_address, is_https
 from app.services import Services
 from app.sockets import peer_silence_seconds
@@ -138,8 +140,8 @@ async def stop(battle_id: str, visitor: Visitor, app: App) -> dict[str, str]:
 
 @router.post("/battles/{battle_id}/vote")
 async def vote(battle_id: str, body: VoteCast, visitor: Visitor, app: App) -> dict[str, Any]:
-    models = await app.battles.vote(visitor.id, battle_id, body.kind)
-    return {"battle": battle_id, "kind": body.kind, "models": models}
+    """The names, and whether the vote counts; where not, why."""
+    return {"battle": battle_id, **asdict(await app.battles.vote(visitor.id, battle_id, body.kind))}
 
 
 @router.get("/battles/{battle_id}/events")
@@ -220,13 +222,17 @@ async def status(app: App) -> dict[str, Any]:
 
 
 @router.get("/leaderboard")
-async def leaderboard(app: App, method: str = "bt", ci: str | None = None) -> dict[str, Any]:
-    """The board of all votes so far: what the page and `arena leaderboard --json` show."""
-    try:
-        async with app.boards:  # however many ask, the others go on: a board may take seconds after a vote
-            return (await asyncio.to_thread(board, app.database, method=method, ci=ci)).as_dict()
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+async def leaderboard(request: Request, app: App, format: str = "json") -> Response:
+    """The board that the page shows for the same query (`method`, `ci`, `category`, `style`, `since` ...), as `json`,
+    `csv`, `md` or `svg`."""
+    if format not in EXPORTS:
+        raise BadInput(f"no format {format!r}; there are {', '.join(EXPORTS)}")
+    selection = Selection.of_query(request.query_params)
+    async with app.boards:  # however many ask, the others go on: a board may take seconds after a vote
+        made = await asyncio.to_thread(sheet, app.database, selection)
+        body = await asyncio.to_thread(EXPORTS[format].write, made)
+    saved = {"Content-Disposition": f'attachment; filename="leaderboard.{format}"'} if format != "json" else None
+    return Response(body, media_type=EXPORTS[format].media_type, headers=saved)
 
 
 # Admin
@@ -251,6 +257,10 @@ class NewModel(Schema):
     chat_template: str | None = None
     context_length: int | None = None
     endpoint_key_env: str | None = None
+    sampling_weight: float = 1.0
+    organisation: str | None = None
+    licence: str | None = None
+    parameters: str | None = None
 
 
 class ModelChanges(Schema):
@@ -260,6 +270,10 @@ class ModelChanges(Schema):
     chat_template: str | None = None
     context_length: int | None = None
     endpoint_key_env: str | None = None
+    sampling_weight: float | None = None
+    organisation: str | None = None
+    licence: str | None = None
+    parameters: str | None = None
     enabled: bool | None = None
 
 

@@ -3,6 +3,8 @@
 Votes are facts and ratings a cache. Elo moves with each vote, in the vote's own transaction (`count_vote`). A whole
 board is computed when somebody asks and there are votes it has not seen; what was computed is kept in the table of
 ratings under the id of the last vote, so that a restart finds it. Both can be thrown away and computed again.
+
+A `Sheet` is a board of chosen votes with what the page draws beside it. Sheets are kept in memory only.
 """
 
 from __future__ import annotations
@@ -10,16 +12,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from sqlalchemy.orm import Session
 
-from app.formats import any_csv
-from app.ratings import Board, Games, Row, choose_interval, elo, rate
-from db import queries
+from app.errors import BadInput
+from app.formats import any_csv, format_named
+from app.formats.records import BadRow, VoteRecord
+from app.formats.rows import VotesSource
+from app.leaderboard_sheet import VERSION, Sheet, make_sheet
+from app.leaderboard_votes import Selection, Voted, Votes
+from app.ratings import Board, Games, choose_interval, elo, rate
+from db import board_queries, queries
 from db.connect import Database
 from db.errors import DatabaseUnavailable
 from db.tables import Vote
@@ -27,12 +37,14 @@ from db.vote_kinds import VOTE_KINDS
 
 logger = logging.getLogger(__name__)
 
-VERSION = version("paged-arena")
 WINNERS = {"a": "left", "b": "right"}  # the words of a CSV file for our kinds of vote; the other kinds are words of it
+KEPT_SHEETS = 32
+SHOWN_BAD_ROWS = 20
 LIVE_ELO = ("elo", "none")  # method and interval under which Elo is kept vote by vote
 
 
 _computing = threading.Lock()
+_ledgers: WeakKeyDictionary[Database, Ledger] = WeakKeyDictionary()
 
 
 def utc_now() -> datetime:
@@ -46,10 +58,86 @@ def board_from_csv(
     method: str = "bt",
     ci: str | None = None,
 ) -> Board:
-    """Raises BadInput for a file that cannot be read whole, ValueError for a method or interval that there is not."""
-    choose_interval(method, ci)
-    votes = any_csv.read(path, columns)
-    return rate(votes.games, method, ci, input_sha256=votes.sha256, version=VERSION)
+    """Raises BadInput for a file that cannot be read whole, and for a method or interval that there is not."""
+    return sheet_from_csv(path, columns, Selection(method, ci)).board
+
+
+def sheet_from_file(path: Path, format_name: str, selection: Selection) -> Sheet:
+    """Of a file in one of `app.formats`. Raises BadInput, also for a file with a row that cannot be understood."""
+    source = VotesSource(path)
+    rows = list(format_named(format_name).read(source))
+    if bad := [f"line {row.line}: {row.reason}" for row in rows if isinstance(row, BadRow)]:
+        listed = "\n  ".join(
+            bad[:SHOWN_BAD_ROWS] + ([f"and {len(bad) - SHOWN_BAD_ROWS:,} more"] if len(bad) > SHOWN_BAD_ROWS else [])
+        )
+        raise BadInput(f"{path}: {len(bad):,} rows cannot be read, so that none was:\n  {listed}")
+    votes = Votes.of(
+        Voted.on(
+            [(said.prompt, said.a, said.b) for said in row.conversation],
+            row.model_a,
+            row.model_b,
+            row.kind,
+            row.visitor,
+            row.created_at,
+            row.pair_probability,
+        )
+        for row in rows
+        if isinstance(row, VoteRecord) and row.counted
+    )
+    return make_sheet(votes, selection, input_sha256=source.sha256)
+
+
+def sheet_from_csv(path: Path, columns: tuple[str, str, str], selection: Selection) -> Sheet:
+    """Of any CSV file, three columns of it. Raises BadInput."""
+    read = any_csv.read(path, columns)
+    return make_sheet(Votes.of_games(read.games), selection, input_sha256=read.sha256)
+
+
+def sheet(database: Database, selection: Selection | None = None) -> Sheet:
+    """Of the votes in the database so far. Blocks. Raises BadInput and DatabaseUnavailable."""
+    selection = selection or Selection()
+    with _computing:
+        ledger = _ledgers.setdefault(database, Ledger(weakref.ref(database)))
+    whole = board(database, method=selection.method, ci=selection.ci) if selection.is_of_all() else None
+    return ledger.sheet(selection, whole)
+
+
+class Ledger:
+    """The votes of one database with what their texts tell, each conversation read once; and their sheets."""
+
+    def __init__(self, database: weakref.ref[Database]):
+        self._database = database
+        self._lock = threading.Lock()
+        self._voted: list[Voted] = []
+        self._state = (0, 0)  # last vote, last decision
+        self._votes = Votes.of([])
+        self._sheets: OrderedDict[tuple, Sheet] = OrderedDict()
+
+    def sheet(self, selection: Selection, whole: Board | None) -> Sheet:
+        """`whole` is the board where it is known already."""
+        with self._lock:
+            self._catch_up()
+            key = (selection, whole and (whole.votes, whole.input_sha256))
+            if key not in self._sheets:
+                self._sheets[key] = make_sheet(self._votes, selection, whole=whole)
+                while len(self._sheets) > KEPT_SHEETS:
+                    self._sheets.popitem(last=False)
+            self._sheets.move_to_end(key)
+            return self._sheets[key]
+
+    def _catch_up(self) -> None:
+        with self._database().session(read_only=True) as session:
+            state = (queries.last_vote_id(session), queries.last_decision(session))
+            if state == self._state:
+                return
+            anew = state[1] != self._state[1] or state[0] < self._state[0]
+            voted = [] if anew else self._voted
+            names = {model.id: model.name for model in queries.models(session, retired=True)}
+            for row in board_queries.voted_battles(session, after=0 if anew else self._state[0]):
+                columns = (row.kind, row.visitor_id, row.created_at, row.pair_probability)
+                voted.append(Voted.on(row.turns, names[row.model_a_id], names[row.model_b_id], *columns))
+        self._voted, self._state, self._votes = voted, state, Votes.of(voted)
+        self._sheets.clear()
 
 
 def board(
@@ -80,6 +168,7 @@ def _compute_board(database: Database, method: str, ci: str, clock: Callable[[],
         live_elo = _live_elo(session, last_vote_id)
     names = {model_id: name for name, model_id in model_ids.items()}
     games = Games.of((names[vote.model_a_id], names[vote.model_b_id], VOTE_KINDS[vote.kind].score_a) for vote in votes)
+    games = games.knowing(both_bad=np.array([vote.kind == "both_bad" for vote in votes], bool))
     digest = hashlib.sha256(
         any_csv.write(
             (names[vote.model_a_id], names[vote.model_b_id], WINNERS.get(vote.kind, vote.kind)) for vote in votes
@@ -158,39 +247,34 @@ def _cached_board(session: Session, method: str, ci: str, last_vote_id: int) -> 
     cached = queries.cached_ratings(session, method, ci)
     now = (last_vote_id, queries.last_decision(session), VERSION)
     if not cached or any(
-        (rating.last_vote_id, rating.last_decision, rating.notes["version"]) != now for _, rating in cached
+        (rating.last_vote_id, rating.last_decision, rating.notes.get("version")) != now or "row" not in rating.notes
+        for _, rating in cached
     ):
         return None
-    first = cached[0][1]
-    return Board(
-        rows=tuple(Row(name, *(getattr(rating, column) for column in ROW_COLUMNS)) for name, rating in cached),
-        method=method,
-        ci=ci,
-        input_sha256=first.input_sha256,
-        islands=tuple(tuple(island) for island in first.notes["islands"]),
-        **{name: first.notes[name] for name in ("votes", "version", "prior_weight", "rounds")},
-    )
+    rows = [rating.notes["row"] | {"model": name} for name, rating in cached]
+    return Board.from_dict(cached[0][1].notes | {"rows": rows})
 
 
 def _keep(
     session: Session, made: Board, model_ids: dict[str, int], last_vote_id: int, last_decision: int, now: datetime
 ) -> None:
-    notes = {name: getattr(made, name) for name in ("votes", "version", "prior_weight", "islands", "rounds")}
+    whole = made.as_dict()
+    rows = whole.pop("rows")
     queries.save_ratings(
         session,
         [
             {
-                "model_id": model_ids[row.model],
+                "model_id": model_ids[row["model"]],
                 "method": made.method,
                 "ci": made.ci,
                 "last_vote_id": last_vote_id,
                 "last_decision": last_decision,
                 "input_sha256": made.input_sha256,
-                "notes": notes,
+                "notes": whole | {"row": row},
                 "updated_at": now,
-                **{column: getattr(row, column) for column in ROW_COLUMNS},
+                **{column: row[column] for column in ROW_COLUMNS},
             }
-            for row in made.rows
+            for row in rows
         ],
     )
     queries.save_ratings(

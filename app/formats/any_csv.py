@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from app.errors import BadInput
 from app.formats.records import BadRow, Row, VoteRecord
 from app.formats.rows import VotesSource
@@ -66,7 +68,7 @@ def parse(lines: Iterator[str], columns: tuple[str, str, str]) -> Games:
     """Games of the lines of a CSV file with a header. Raises BadInput."""
     rows, places = _open(lines, columns)
     words = _words(columns)
-    left, right, scores, bad = [], [], [], []
+    left, right, kinds, bad = [], [], [], []
     line = 2  # where the row begins; one with line breaks in its fields ends further down
     try:
         for row in rows:
@@ -78,13 +80,14 @@ def parse(lines: Iterator[str], columns: tuple[str, str, str]) -> Games:
                 else:
                     left.append(pair[0])
                     right.append(pair[1])
-                    scores.append(VOTE_KINDS[kind].score_a)
+                    kinds.append(kind)
             line = rows.line_num + 2
     except csv.Error as error:
         raise BadInput(f"line {line}: {error}") from error
     if bad:
-        raise BadInput(_list_bad_rows(bad, len(bad) + len(scores)))
-    return Games.between(left, right, scores)
+        raise BadInput(_list_bad_rows(bad, len(bad) + len(kinds)))
+    scores = [VOTE_KINDS[kind].score_a for kind in kinds]
+    return Games.between(left, right, scores, both_bad=np.array([kind == "both_bad" for kind in kinds], bool))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def votes(tmp_path):
 def test_json_of_a_file_is_one_document_of_the_agreed_shape(run, votes, capsys):
     assert run(votes, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document) == ["rows", "votes", "method", "ci", "input_sha256", "version"]
+    assert list(document)[:6] == ["rows", "votes", "method", "ci", "input_sha256", "version"]
     assert [row["model"] for row in document["rows"]] == ["ant", "bee", "cat"]
     assert (document["votes"], document["method"], document["ci"]) == (70, "bt", "sandwich")
 
@@ -99,7 +99,61 @@ def test_what_cannot_be_done_is_said(run, votes, words, message, capsys):
     assert out.out == "" and message in out.err
 
 
-@pytest.mark.parametrize("words", [("--style",), ("--category", "code"), ("--ci", "none")])
-def test_option_that_is_not_there_yet_is_refused(run, votes, words):
-    with pytest.raises(SystemExit):
-        run(votes, *words)
+@pytest.mark.parametrize("words", [("--style",), ("--category", "code"), ("--since", "2026-01-01"), ("--cluster",)])
+def test_what_a_file_does_not_tell_is_not_made_up(run, votes, words, capsys):
+    assert run(votes, *words) == 1
+    assert "these votes" in capsys.readouterr().err
+
+
+def test_every_export_is_printed_whole(run, votes, capsys):
+    for name, sign in (("json", '"rows"'), ("csv", "model,rating"), ("md", "| rank |"), ("svg", "<svg ")):
+        assert run(votes, "--as", name) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(sign) or sign in out
+        assert "ant" in out and "cat" in out
+
+
+def test_least_number_of_votes_leaves_models_out(run, votes, capsys):
+    run(votes, "--min-votes", "40", "--json")
+    assert [row["model"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["ant", "bee"]
+
+
+def test_position_is_held_constant_and_told(run, tmp_path, capsys):
+    (tmp_path / "votes.csv").write_text(
+        "left,right,winner\n" + "ant,bee,left\nbee,ant,left\n" * 30 + "ant,bee,right\n" * 9
+    )
+    run(tmp_path / "votes.csv", "--position", "--json")
+    out = capsys.readouterr()
+    (effect,) = json.loads(out.out)["effects"]
+    assert effect["name"] == "position" and effect["points"] > 100
+    assert "position: +" in out.err
+
+
+OURS_BY_TEXT = [("Write a Python loop", "```python\nfor i in x: pass\n```", "use a loop", "model_a", True)] * 30 + [
+    ("What is the capital of this land?", "It is **Paris**", "It is Paris", "model_b", False)
+] * 30
+
+
+def test_file_with_conversations_is_rated_by_category_and_style(run, tmp_path, capsys):
+    rows = [
+        {"model_a": "ant", "model_b": "bee", "winner": winner, "judge": f"j{i % 7}", "turn": 1, "language": "English",
+         "question_id": str(i), "anony": True, "tstamp": 1.7e9 + 86400 * i, "openai_moderation": {},
+         "toxic_chat_tag": {},
+         "conversation_a": [{"role": "user", "content": prompt}, {"role": "assistant", "content": a}],
+         "conversation_b": [{"role": "user", "content": prompt}, {"role": "assistant", "content": b}]}
+        for i, (prompt, a, b, winner, _) in enumerate(OURS_BY_TEXT)
+    ]  # fmt: skip
+    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    format_of_file = (tmp_path / "votes.jsonl", "--format", "lmsys_33k", "--json")
+
+    def rated(*words):
+        assert run(*format_of_file, *words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert rated()["votes"] == 60
+    code = rated("--category", "code")
+    assert code["votes"] == 30 and code["rows"][0]["model"] == "ant"
+    assert rated("--category", "english", "--cluster")["clustered"]
+    assert {effect["name"] for effect in rated("--style")["effects"]} == {"length", "bold"}
+    assert rated("--since", "2023-11-20")["votes"] == 54
+    assert "--category code" in rated("--category", "code")["command"]
