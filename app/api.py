@@ -11,11 +11,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import admin as admin_session
+from app import audit
 from app import visitors as visitor_cookie
 from app.battles import Begun
 from app.errors import BadInput, PromptTooLong
@@ -311,3 +312,9 @@ async def change_model(name: str, body: ModelChanges, app: App) -> dict[str, Any
 @admin_router.delete("/models/{name}", dependencies=SignedIn)
 async def retire_model(name: str, app: App) -> dict[str, Any]:
     return asdict(await app.registry.retire(name))
+
+
+@admin_router.get("/votes", dependencies=SignedIn)
+async def list_votes(app: App, limit: Annotated[int, Query(ge=1, le=500)] = 20) -> dict[str, Any]:
+    """The newest votes with whether they count and why not; `alarm` where suddenly fewer count than before."""
+    return asdict(await app.database.run(audit.newest_votes, limit, read_only=True))

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.orm import Session
 
-from app import streams
+from app import identity, streams
 from app.config import AppConfig
 from app.errors import (
     AlreadyVoted,
@@ -45,7 +45,7 @@ from app.registry import ReadyModel, Registry
 from app.streams import Outcome, Pace, TurnStream
 from app.veil import ShownText
 from db import errors as db_errors
-from db import queries
+from db import queries, vote_log
 from db.connect import Database
 from db.tables import SIDES, Answer, Battle, Turn
 from db.vote_kinds import VOTE_KINDS
@@ -74,6 +74,16 @@ class Begun:
 
 
 @dataclass(frozen=True)
+class Revealed:
+    """What a visitor is told once the vote is in: the names by side, and whether it counts."""
+
+    kind: str
+    models: dict[str, str]
+    counted: bool
+    reason: str | None  # a key of db.decisions.REASONS
+
+
+@dataclass(frozen=True)
 class Attempt:
     """What a turn needs to stream: each side's model, its conversation, and the row its answer goes into."""
 
@@ -95,6 +105,7 @@ class Battles:
         room: PromptRoom,
         *,
         rng: random.Random,
+        sign: vote_log.Sign | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ):
@@ -103,6 +114,7 @@ class Battles:
         self._registry = registry
         self._room = room
         self._rng = rng
+        self._sign = sign
         self._clock = clock
         self._now = now
         self.turns_begun = 0  # in this process; rises before a model is asked
@@ -224,12 +236,12 @@ class Battles:
 
     # Vote
 
-    async def vote(self, visitor_id: str, battle_id: str, kind: str) -> dict[str, str]:
-        """Records the battle's one vote and returns the names by side, which nobody is told before."""
+    async def vote(self, visitor_id: str, battle_id: str, kind: str) -> Revealed:
+        """Records the battle's one vote and tells the names by side, which nobody is told before."""
         if kind not in VOTE_KINDS:
             raise BadInput(f"A vote is one of {', '.join(VOTE_KINDS)}.")
         try:
-            return await self._database.run(_vote, battle_id, visitor_id, kind, self._now())
+            return await self._database.run(_vote, battle_id, visitor_id, kind, self._now(), self._sign)
         except db_errors.NotFound as error:
             raise NotFound(NO_SUCH_BATTLE) from error
         except db_errors.AlreadyVoted as error:
@@ -251,9 +263,9 @@ class Battles:
         async with self._lock(battle_id):
             battle, turns, answers = await self._load(visitor_id, battle_id)
             live = self._live.get(battle_id)
-            vote, names = None, None
+            revealed = None
             if battle.state == "voted":
-                vote, names = await self._database.run(_revealed, battle, read_only=True)
+                revealed = await self._database.run(_revealed, battle, read_only=True)
             shown = [_turn_view(turn, answers) for turn in turns]
             if live is not None and not live.log.closed:
                 live.audience.touch()
@@ -264,8 +276,10 @@ class Battles:
                 "battle": battle.id,
                 "state": battle.state,
                 "turns": shown,
-                "vote": vote,
-                "models": names,
+                "vote": revealed and revealed.kind,
+                "models": revealed and revealed.models,
+                "counted": revealed and revealed.counted,
+                "reason": revealed and revealed.reason,
                 "last_event_id": live.log.last_id if live else _replay(battle, turns, answers)[-1][0],
             }
 
@@ -572,15 +586,41 @@ def _interrupt(session: Session, battle_id: str, now: datetime) -> None:
     queries.advance_battle(session, battle_id, ("streaming",), "interrupted", now)
 
 
-def _vote(session: Session, battle_id: str, visitor_id: str, kind: str, now: datetime) -> dict[str, str]:
-    vote = queries.cast_vote(session, battle_id=battle_id, visitor_id=visitor_id, kind=kind, now=now)
-    count_vote(session, vote, now)
-    return _names(session, queries.find_battle(session, battle_id))
+def _vote(
+    session: Session, battle_id: str, visitor_id: str, kind: str, now: datetime, sign: vote_log.Sign | None
+) -> Revealed:
+    """A vote that is not blind, or that a visitor in quarantine gives, is recorded and does not count."""
+    not_counted = _not_counted(session, battle_id, visitor_id)
+    vote = queries.cast_vote(
+        session, battle_id=battle_id, visitor_id=visitor_id, kind=kind, now=now, sign=sign, **not_counted
+    )
+    if vote.counted:
+        count_vote(session, vote, now)
+    return _revealed(session, queries.find_battle(session, battle_id))
+
+
+def _not_counted(session: Session, battle_id: str, visitor_id: str) -> dict[str, Any]:
+    """The decision that comes with the vote; empty where it counts."""
+    visitor = queries.find_visitor(session, visitor_id)
+    if visitor is not None and visitor.quarantined_at is not None:
+        return {"counted": False, "reason": "quarantine", "decided_by": "quarantine"}
+    battle = queries.find_battle(session, battle_id, visitor_id)
+    models = {
+        side: identity.terms(model.name, model.source, model.organisation)
+        for side, model in queries.models_of(session, battle).items()
+    }
+    texts = [text for turn in queries.conversation_of(session, battle_id) for text in turn.values()]
+    named = identity.find(texts, models)
+    if named is None:
+        return {}
+    note = f"{named.term!r}, of side {named.side}"
+    return {"counted": False, "reason": "identity", "decided_by": "identity detector", "note": note}
 
 
 def _names(session: Session, battle: Battle) -> dict[str, str]:
     return {side: model.name for side, model in queries.models_of(session, battle).items()}
 
 
-def _revealed(session: Session, battle: Battle) -> tuple[str, dict[str, str]]:
-    return queries.vote_of(session, battle.id).kind, _names(session, battle)
+def _revealed(session: Session, battle: Battle) -> Revealed:
+    vote = queries.vote_of(session, battle.id)
+    return Revealed(vote.kind, _names(session, battle), vote.counted, vote.not_counted_reason)

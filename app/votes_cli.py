@@ -13,10 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from app import audit
 from app.config import AppConfig
 from app.errors import BadInput
 from app.formats import FORMATS, format_named, ours
 from app.formats.rows import VotesSource
+from app.honesty import anomalous, frequent
+from app.honesty.simulate import simulate
 from app.security import log_signer
 from app.vote_files import SHOWN, Exported, export_lines, guess_format, import_file
 from db import queries, vote_log
@@ -43,7 +46,35 @@ def add_parser(subparsers) -> None:
     verifying.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="a file that was exported (default: the arena's database)"
     )
+    auditing = add_verb(verbs, "audit", "look for visitors whose votes are not honest", audit_votes)
+    auditing.add_argument(
+        "--alpha", type=float, default=anomalous.ALPHA, help="of the sequential test (default: %(default)s)"
+    )
+    auditing.add_argument("--quarantine", action="store_true", help="count no vote of those who are found")
+    thinning = add_verb(verbs, "deduplicate", "count only a sample of votes on the most frequent prompts", thin_votes)
+    thinning.add_argument(
+        "--percentile", type=float, default=frequent.PERCENTILE, help="default: %(default)s; 100 undoes it"
+    )
+    thinning.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
+    simulating = add_verb(verbs, "simulate", "how well planted riggers are told from honest visitors", simulate_votes)
+    simulating.add_argument("--alpha", type=float, default=anomalous.ALPHA, help="default: %(default)s")
+    simulating.add_argument("--runs", type=int, default=10, help="default: %(default)s")
+    simulating.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     verifying.add_argument("--head", metavar="HASH", help="chain hash, published earlier, that a vote must still have")
+
+
+def add_visitors_parser(subparsers) -> None:
+    parser = subparsers.add_parser("visitors", help="put visitors into quarantine, or forget them")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for verb, help_text, run in (
+        ("quarantine", "count no vote of a visitor, neither past nor future", quarantine_visitors),
+        ("release", "take a quarantine back: the votes count again", release_visitors),
+        ("forget", "remove texts, cookie and address of a visitor; the votes stay, anonymous", forget_visitors),
+    ):
+        sub = add_verb(verbs, verb, help_text, run)
+        sub.add_argument("visitors", nargs="+", metavar="VISITOR", help="id as in exports and audits, or the cookie's")
+        if verb == "quarantine":
+            sub.add_argument("--why", default="the admin decided so", help="reason for the log")
 
 
 def add_verb(verbs, verb: str, help_text: str, run) -> argparse.ArgumentParser:
@@ -165,3 +196,79 @@ def verify_votes(args: argparse.Namespace) -> int:
     sentences.append("the log is whole" if not faults else f"{len(faults):,} faults")
     say(args, document, *sentences)
     return 1 if faults else 0
+
+
+def audit_votes(args: argparse.Namespace) -> int:
+    """Exit status 1 where somebody is found who is not in quarantine yet."""
+    config = config_of(args)
+    sign = log_signer(config)
+    with opened(config) as database, database.session() as session:
+        found = audit.audit(session, alpha=args.alpha, seed=sign("audit"))
+        new = [suspect for suspect in found.suspects if not suspect.quarantined]
+        stopped = 0
+        for suspect in new if args.quarantine else ():
+            stopped += audit.quarantine(session, [suspect.visitor], "; ".join(suspect.why), "audit", sign)
+    sentences = [
+        f"{each.visitor}  {each.votes:,} votes{', in quarantine' * each.quarantined}  {'; '.join(each.why)}"
+        for each in found.suspects
+    ]
+    sentences.append(f"{found.visitors:,} visitors with {found.votes:,} votes, {len(found.suspects):,} suspects")
+    if found.alarm:
+        sentences.append(
+            f"ALARM: {found.alarm.newest:.0%} of the newest votes count, {found.alarm.before:.0%} of those before "
+            f"(p = {found.alarm.p:.1g})"
+        )
+    if args.quarantine:
+        sentences.append(f"{len(new):,} put into quarantine: {stopped:,} votes no longer count")
+    say(args, asdict(found) | {"quarantined": len(new) if args.quarantine else 0, "stopped": stopped}, *sentences)
+    return 1 if new and not args.quarantine else 0
+
+
+def thin_votes(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    if not 0 < args.percentile <= 100:
+        raise BadInput("--percentile is above 0 and at most 100")
+    with opened(config) as database, database.session() as session:
+        stopped, back = audit.deduplicate(session, log_signer(config), percentile=args.percentile, seed=args.seed)
+    say(args, {"stopped": stopped, "counted_again": back}, f"{stopped:,} votes no longer count, {back:,} count again")
+    return 0
+
+
+def simulate_votes(args: argparse.Namespace) -> int:
+    rates = simulate(runs=args.runs, alpha=args.alpha, seed=args.seed)
+    document = {
+        "runs": rates.runs,
+        "alpha": args.alpha,
+        "true_positive_rate": rates.true_positive_rate,
+        "false_positive_rate": rates.false_positive_rate,
+        "found": {kind: [rates.found[kind], rates.riggers[kind]] for kind in rates.riggers},
+        "left_alone": [rates.left_alone, rates.honest],
+    }
+    sentences = [f"{kind}: {rates.found[kind]} of {number} found" for kind, number in rates.riggers.items()]
+    sentences.append(f"honest visitors: {rates.left_alone} of {rates.honest} left alone")
+    sentences.append(f"true positives {rates.true_positive_rate:.0%}, false positives {rates.false_positive_rate:.0%}")
+    say(args, document, *sentences)
+    return 0
+
+
+def quarantine_visitors(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    with opened(config) as database, database.session() as session:
+        stopped = audit.quarantine(session, args.visitors, args.why, "admin", log_signer(config))
+    say(args, {"votes": stopped}, f"{stopped:,} votes no longer count")
+    return 0
+
+
+def release_visitors(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    with opened(config) as database, database.session() as session:
+        back = audit.release(session, args.visitors, "admin", log_signer(config))
+    say(args, {"votes": back}, f"{back:,} votes count again")
+    return 0
+
+
+def forget_visitors(args: argparse.Namespace) -> int:
+    with opened(config_of(args)) as database:
+        kept = sum(audit.forget(database, visitor) for visitor in args.visitors)
+    say(args, {"votes": kept}, f"forgotten; {kept:,} votes stay, anonymous")
+    return 0

@@ -124,6 +124,13 @@ class Database:
                 raise
             raise DatabaseUnavailable(reason) from error
 
+    def empty_journal(self) -> None:
+        """Moves what SQLite's journal still holds into the file, and empties it: old texts lie in there too."""
+        if self.is_sqlite:
+            with self._engine.connect() as connection:
+                connection.rollback()
+                connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def close(self) -> None:
         """Waits for what runs, then closes every connection."""
         self._threads.shutdown()
@@ -155,6 +162,7 @@ def _sqlite_engine(url: URL, busy_timeout_seconds: float, max_connections: int) 
         _set_wal(connection, busy_timeout_seconds)
         connection.execute("PRAGMA synchronous = FULL")  # a vote that was thanked for survives a power cut
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # what was forgotten is overwritten, not only unlinked
 
     @sqlalchemy.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

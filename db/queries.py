@@ -706,3 +706,114 @@ def private_part(session: Session, vote: Vote) -> dict[str, Any]:
         "conversation": conversation_of(session, vote.battle_id),
         "details": vote.details,
     }
+
+
+# Honesty
+
+
+def casts(session: Session) -> list[tuple[Vote, Battle]]:
+    """Every vote with its battle, in the order of the log."""
+    query = select(Vote, Battle).join(Battle, Battle.id == Vote.battle_id).order_by(Vote.id)
+    return [(vote, battle) for vote, battle in session.execute(query)]
+
+
+def first_prompts(session: Session) -> dict[int, str]:
+    """By vote (id) what its battle began with; the forgotten left out."""
+    query = (
+        select(Vote.id, Turn.prompt)
+        .join(Turn, Turn.battle_id == Vote.battle_id)
+        .where(Turn.number == 1, Vote.private_salt.is_not(None))
+    )
+    return {vote_id: prompt for vote_id, prompt in session.execute(query)}
+
+
+def votes_with(session: Session, vote_ids: Sequence[int]) -> list[Vote]:
+    """In the order of the log; asked for in parts, since a database takes only so many at once."""
+    found: list[Vote] = []
+    for start in range(0, len(vote_ids), 500):
+        found += session.scalars(select(Vote).where(Vote.id.in_(vote_ids[start : start + 500])))
+    return sorted(found, key=lambda vote: vote.id)
+
+
+def votes_by(session: Session, visitor_id: str) -> list[Vote]:
+    return list(session.scalars(select(Vote).where(Vote.visitor_id == visitor_id).order_by(Vote.id)))
+
+
+def votes_not_counted_for(session: Session, reason: str) -> list[Vote]:
+    return list(session.scalars(select(Vote).where(Vote.not_counted_reason == reason).order_by(Vote.id)))
+
+
+def newest_votes(session: Session, limit: int) -> list[Vote]:
+    """In the order of the log."""
+    return list(session.scalars(select(Vote).order_by(Vote.id.desc()).limit(limit)))[::-1]
+
+
+def vote_totals(session: Session) -> tuple[int, int, int]:
+    """How many votes there are, how many count, and how many visitors are in quarantine."""
+    total = session.scalar(select(func.count()).select_from(Vote))
+    counted = session.scalar(select(func.count()).select_from(Vote).where(Vote.counted))
+    held = session.scalar(select(func.count()).select_from(Visitor).where(Visitor.quarantined_at.is_not(None)))
+    return total, counted, held
+
+
+def quarantine(
+    session: Session, visitor_id: str, why: str, decided_by: str, now: datetime, sign: vote_log.Sign | None
+) -> int:
+    """No vote of the visitor counts from now on, nor any given before; how many stopped counting. Raises NotFound."""
+    lock_votes(session)
+    visitor = find_visitor(session, visitor_id)
+    if visitor is None:
+        raise NotFound("no such visitor")
+    visitor.quarantined_at, visitor.quarantine_reason = now, why
+    votes = [vote for vote in votes_by(session, visitor_id) if vote.counted]
+    decide(session, votes, False, "quarantine", decided_by, now, note=why, sign=sign)
+    return len(votes)
+
+
+def release(session: Session, visitor_id: str, decided_by: str, now: datetime, sign: vote_log.Sign | None) -> int:
+    """Takes a quarantine back; how many votes count again: those that only the quarantine kept from it."""
+    lock_votes(session)
+    visitor = find_visitor(session, visitor_id)
+    if visitor is None:
+        raise NotFound("no such visitor")
+    visitor.quarantined_at = visitor.quarantine_reason = None
+    votes = [vote for vote in votes_by(session, visitor_id) if vote.not_counted_reason == "quarantine"]
+    decide(session, votes, True, "recount", decided_by, now, sign=sign)
+    return len(votes)
+
+
+def forget_visitor(session: Session, visitor_id: str, anonymous_id: str, now: datetime) -> int:
+    """Takes away who a visitor was and what was said: texts, cookie, address, and the salts under which the log's
+    digests cover them. The votes stay, under a row that nobody can find again; how many. Raises NotFound.
+
+    The log still verifies: its hashes cover digests, and without its salt a digest tells nothing.
+    """
+    lock_votes(session)
+    visitor = find_visitor(session, visitor_id)
+    if visitor is None:
+        raise NotFound("no such visitor")
+    session.add(
+        Visitor(
+            id=anonymous_id,
+            created_at=now,
+            quarantined_at=visitor.quarantined_at,
+            quarantine_reason=visitor.quarantine_reason,
+            forgotten_at=now,
+        )
+    )
+    session.flush()
+    battles = select(Battle.id).where(Battle.visitor_id == visitor_id)
+    turns = select(Turn.id).where(Turn.battle_id.in_(battles))
+    session.execute(update(Answer).where(Answer.turn_id.in_(turns)).values(text="", error=None))
+    session.execute(update(Turn).where(Turn.battle_id.in_(battles)).values(prompt=""))
+    session.execute(
+        update(Battle).where(Battle.visitor_id == visitor_id).values(visitor_id=anonymous_id, address_hash=None)
+    )
+    changed = session.execute(
+        update(Vote)
+        .where(Vote.visitor_id == visitor_id)
+        .values(visitor_id=anonymous_id, private_salt=None, details=None)
+        .execution_options(synchronize_session=False)
+    )
+    session.execute(delete(Visitor).where(Visitor.id == visitor_id).execution_options(synchronize_session=False))
+    return changed.rowcount

@@ -13,9 +13,10 @@ from typing import Any
 
 import gradio as gr
 
+from app.audit import newest_votes
 from app.engine_client import EngineError
 from app.errors import ArenaError, ModelRefused, NameTaken
-from app.model_rules import checked, checked_name, checked_sampling, checked_source
+from app.model_rules import ABOUT, LONGEST_ABOUT, checked, checked_name, checked_sampling, checked_source
 from app.registry import ModelView, Registry
 from app.views.templates import templates
 
@@ -30,8 +31,18 @@ SOURCE_EXAMPLES = (
 )
 CHAT_FORMATS = ("plain-roles",)  # those that the engine has a name for
 SAMPLING = ("temperature", "top_p", "max_tokens")
-NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int, "context_length": int}
-FIELDS = ("name", "source", "system_prompt", *SAMPLING, "chat_template", "context_length", "endpoint_key_env")
+NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int, "context_length": int, "sampling_weight": float}
+FIELDS = (
+    "name",
+    "source",
+    "system_prompt",
+    *SAMPLING,
+    "chat_template",
+    "context_length",
+    "endpoint_key_env",
+    "sampling_weight",
+    *ABOUT,
+)
 
 
 def build(words: Words, services: Any) -> gr.Blocks:
@@ -41,6 +52,7 @@ def build(words: Words, services: Any) -> gr.Blocks:
     ):
         gr.Column(elem_id="admin-head")
         gr.Column(elem_id="admin-models")
+        gr.Column(elem_id="admin-votes")
         with gr.Column(elem_id="register"):
             gr.Column(elem_id="register-head")
             fields = _form(words)
@@ -85,7 +97,20 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
         )
         context_length = text("context_length")
         key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
-    shown = (name, source, system_prompt, temperature, top_p, max_tokens, chat_template, context_length, key_env)
+    with gr.Row():
+        about = [text("sampling_weight", placeholder="1.0"), *(text(name, max_length=LONGEST_ABOUT) for name in ABOUT)]
+    shown = (
+        name,
+        source,
+        system_prompt,
+        temperature,
+        top_p,
+        max_tokens,
+        chat_template,
+        context_length,
+        key_env,
+        *about,
+    )
     return dict(zip(FIELDS, shown, strict=True))
 
 
@@ -142,8 +167,10 @@ def problems(form: Values) -> dict[str, ModelRefused]:
         "source": lambda: checked_source(form["source"] or ""),
         **{name: partial(checked_sampling, sampling_of(form, name)) for name in SAMPLING},
     }
-    for field in ("chat_template", "context_length", "endpoint_key_env"):
+    for field in ("chat_template", "context_length", "endpoint_key_env", *ABOUT):
         checks[field] = partial(_check_with_source, form, field)
+    if form["sampling_weight"] is not None:
+        checks["sampling_weight"] = partial(_check_with_source, form, "sampling_weight")
     wrong = {}
     for field, check in checks.items():
         try:
@@ -173,7 +200,8 @@ def wanted(form: Values) -> dict[str, Any]:
         "source": form["source"],
         "system_prompt": form["system_prompt"] or "",
         "sampling": sampling_of(form),
-        **{field: form[field] for field in ("chat_template", "context_length", "endpoint_key_env")},
+        **{field: form[field] for field in ("chat_template", "context_length", "endpoint_key_env", *ABOUT)},
+        **({} if form["sampling_weight"] is None else {"sampling_weight": form["sampling_weight"]}),
     }
 
 
@@ -184,6 +212,7 @@ async def slots(_request, services: Any, words: Words) -> dict[str, str]:
     return {
         "admin-head": await head(services, words),
         "admin-models": await models_table(services.registry, words),
+        "admin-votes": await votes_table(services.database, words),
         "register-head": templates.get_template("admin_register.jinja").render(words=words),
         "source-help": templates.get_template("admin_sources.jinja").render(words=words, examples=SOURCE_EXAMPLES),
     }
@@ -202,6 +231,11 @@ async def models_table(registry: Registry, words: Words) -> str:
         progress=partial(progress, words=words),
         summary=partial(summary, words=words),
     )
+
+
+async def votes_table(database: Any, words: Words) -> str:
+    view = await database.run(newest_votes, read_only=True)
+    return templates.get_template("admin_votes.jinja").render(words=words, **vars(view))
 
 
 async def pool_line(engine: Any, words: Words) -> str:

@@ -110,6 +110,26 @@ TABLE: dict[str, tuple[str, str]] = {
     "rematch": ("Same question, new pair", "同一问题，换一对模型"),
     "to_leaderboard": ("See the leaderboard", "查看排行榜"),
     "thanks": ("Thank you. Your vote is counted.", "谢谢，你的投票已计入。"),
+    "thanks_not_counted": (
+        "Thank you. Your vote is kept, but it will not be rated.",
+        "谢谢。你的投票已保存，但不计入评分。",
+    ),
+    # why a vote is not rated, by reason (db/decisions.py)
+    "reason_identity": (
+        "A name or maker of one of the two models stands in the conversation, so it was not blind.",
+        "对话中出现了其中一个模型或其机构的名称，因此不是匿名对比。",
+    ),
+    "reason_quarantine": (
+        "Votes from this browser are being looked at by the admin.",
+        "来自此浏览器的投票正由管理员核查。",
+    ),
+    "reason_frequent_prompt": (
+        "This question is asked so often that only a sample of its votes is rated.",
+        "这个问题被问得太频繁，只有抽样的投票会计入评分。",
+    ),
+    "reason_admin": ("The admin decided so.", "由管理员决定。"),
+    "reason_imported": ("The file that it came from does not count it.", "其来源文件未将它计入。"),
+    "reason_recount": ("It counts again.", "已重新计入。"),
     "voted_a": ("You preferred {a} over {b}.", "你认为 {a} 比 {b} 更好。"),
     "voted_b": ("You preferred {b} over {a}.", "你认为 {b} 比 {a} 更好。"),
     "voted_tie": ("You called it a tie between {a} and {b}.", "你判 {a} 与 {b} 平局。"),
@@ -434,6 +454,7 @@ TABLE: dict[str, tuple[str, str]] = {
             "kind": "{field} 须为{kind}，而不是 {value}。",
             "at_least": "{field} 至少须为 {least}，而不是 {value}。",
             "from_to": "{field} 须在 {least} 到 {most} 之间，而不是 {value}。",
+            "about": "{field} 须为文本，最多 {most} 个字符。",
             "fewest_over_most": "min_tokens 不得大于 max_tokens。",
         }.items()
     },
@@ -470,6 +491,35 @@ TABLE: dict[str, tuple[str, str]] = {
     "template_own": ("The checkpoint's own", "检查点自带"),
     "field_context_length": ("Context length", "上下文长度"),
     "help_context_length": ("Tokens; empty is what the checkpoint allows.", "词元数，留空取检查点上限。"),
+    "votes_heading": ("Votes", "投票"),
+    "votes_share": (
+        "{counted} of {votes} votes are rated; visitors in quarantine: {quarantined}.",
+        "{votes} 票中有 {counted} 票计入评分；被隔离的访客：{quarantined}。",
+    ),
+    "votes_alarm": (
+        "Of the newest votes only {newest}% are rated; before it was {before}%. Run “arena votes audit”.",
+        "最新的投票中只有 {newest}% 计入评分，此前为 {before}%。请运行 arena votes audit。",
+    ),
+    "col_vote": ("Vote", "投票"),
+    "col_visitor": ("Visitor", "访客"),
+    "col_time": ("Time (UTC)", "时间（UTC）"),
+    "col_counted": ("Rated", "是否计入"),
+    "counted_yes": ("Yes", "是"),
+    "counted_no": ("No.", "否。"),
+    "field_sampling_weight": ("Weight in the draw", "抽取权重"),
+    "help_sampling_weight": (
+        "0 to 100; empty is 1, twice as often is 2.",
+        "0 到 100，留空为 1，2 表示抽到的机会加倍。",
+    ),
+    "field_organisation": ("Organisation", "机构"),
+    "help_organisation": (
+        "Who made it. Shown on the leaderboard; a battle in which it is named is not rated.",
+        "模型的开发者。显示在排行榜上；对话中出现该名称时投票不计入评分。",
+    ),
+    "field_licence": ("Licence", "许可证"),
+    "help_licence": ("Shown on the leaderboard.", "显示在排行榜上。"),
+    "field_parameters": ("Parameters", "参数量"),
+    "help_parameters": ("As people write it: 135M.", "按通常写法，如 135M。"),
     "field_endpoint_key_env": ("Key variable", "密钥变量"),
     "help_endpoint_key_env": (
         "For an endpoint: the name of the environment variable that holds its key.",

@@ -11,7 +11,7 @@ const ACTIONS = {
   retire: (path) => call("DELETE", path),
 };
 
-const { "admin-models": table, "admin-head": head, register } = await drawn("admin-models", "admin-head", "register", "register-head", "source-help", "field-source");
+const { "admin-models": table, "admin-votes": votes, "admin-head": head, register } = await drawn("admin-models", "admin-votes", "admin-head", "register", "register-head", "source-help", "field-source");
 const said = el("p", { id: "admin-said", class: "note bad", role: "alert", hidden: true });
 table.before(said);
 head.addEventListener("click", (event) => event.target.closest("#logout") && signOut());
@@ -23,7 +23,7 @@ keepLive();
 async function keepLive() {
   for (;;) {
     await sleep(EVERY_MS);
-    if (!document.hidden) await Promise.all([refresh(table), refresh(head)]);
+    if (!document.hidden) await Promise.all([refresh(table), refresh(votes), refresh(head)]);
   }
 }
 

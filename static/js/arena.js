@@ -99,7 +99,7 @@ function draw(snapshot) {
     }
   }
   show(snapshot.state);
-  if (snapshot.models) reveal(snapshot.vote, snapshot.models);
+  if (snapshot.models) reveal({ ...snapshot, kind: snapshot.vote });
   if (snapshot.state === "interrupted" || snapshot.state === "void") explain();
 }
 
@@ -205,9 +205,9 @@ async function vote(kind) {
   if (battle.state !== "votable") return;
   show("voting");
   try {
-    const { models } = await call("POST", `/battles/${battle.id}/vote`, { kind });
+    const revealed = await call("POST", `/battles/${battle.id}/vote`, { kind });
     show("voted");
-    reveal(kind, models);
+    reveal(revealed);
     byId("new-battle").focus({ preventScroll: true });
   } catch (error) {
     show("votable");
@@ -225,7 +225,7 @@ function voteByKey(event) {
   vote(Object.values(VOTES)[place]);
 }
 
-function reveal(kind, models) {
+function reveal({ kind, models, counted, reason }) {
   for (const side of SIDES) panels[side].reveal(models[side], kind === side);
   nameTabs(models);
   banner("");
@@ -234,7 +234,7 @@ function reveal(kind, models) {
     el("div", { class: "reveal-card" },
       el("p", { class: "verdict" }, say(`voted_${kind}`, models)),
       el("p", { class: "names" }, ...SIDES.map((side) => el("span", { class: `name side-${side}` }, el("b", {}, say(`model_${side}`)), ` ${say("was")} `, el("strong", {}, models[side])))),
-      el("p", { class: "thanks" }, say("thanks"), " ", el("a", { href: "/leaderboard" }, say("to_leaderboard"))),
+      el("p", { class: "thanks" }, counted ? say("thanks") : `${say("thanks_not_counted")} ${say(`reason_${reason}`)}`, " ", el("a", { href: "/leaderboard" }, say("to_leaderboard"))),
     ),
   );
 }

@@ -1,0 +1,75 @@
+"""A vote that is not blind is kept, not rated, and its visitor is told so: after the vote, never before."""
+
+from __future__ import annotations
+
+import pytest
+
+from db import queries
+from tests.app.fake_engine import FakeEngine, Script
+from tests.app.running import Website
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def website(engine, tmp_path_factory):
+    with Website(tmp_path_factory.mktemp("honesty"), engine_url=engine.url) as website:
+        yield website.ready()
+
+
+def voted(website, prompt: str, kind: str = "a") -> dict:
+    with website.visitor() as visitor:
+        battle, _ = visitor.battle(prompt)
+        assert visitor.snapshot(battle)["counted"] is None
+        answer = visitor.vote(battle, kind).json()
+        assert {key: visitor.snapshot(battle)[key] for key in ("counted", "reason")} == {
+            key: answer[key] for key in ("counted", "reason")
+        }
+        return answer
+
+
+def test_vote_on_a_blind_battle_counts(website, engine):
+    engine.say("alpha", "Hello.")
+    answer = voted(website, "Why?")
+    assert (answer["counted"], answer["reason"]) == (True, None)
+
+
+def test_name_in_the_question_or_an_answer_keeps_the_vote_from_counting(website, engine):
+    before = votes_on_board(website)
+    assert voted(website, "Are you Alpha?")["reason"] == "identity"
+    engine.say("beta", Script.of("I am Beta, how can I help?"))
+    assert voted(website, "Who are you?")["counted"] is False
+    engine.say("beta", Script.of("Hello."))
+    assert votes_on_board(website) == before
+    assert voted(website, "Tell me of alphabets")["counted"] is True
+    assert votes_on_board(website) == before + 1
+
+
+def test_votes_of_a_visitor_in_quarantine_do_not_count(website, engine):
+    with website.visitor() as visitor:
+        battle, _ = visitor.battle("Why?")
+        database = website.database()
+        with database.session() as session:
+            row = queries.find_visitor(session, visitor.cookies["arena_visitor"])
+            row.quarantined_at = row.created_at
+        assert visitor.vote(battle).json()["reason"] == "quarantine"
+        database.close()
+
+
+def test_log_of_a_running_arena_is_whole_and_signed(website):
+    from app.security import log_signer
+
+    database = website.database()
+    with database.session(read_only=True) as session:
+        report = queries.verify_log(session, log_signer(website.config))
+    database.close()
+    assert report.faults == () and report.votes >= 5 and report.heads["votes"].signed_from == 0
+
+
+def votes_on_board(website) -> int:
+    with website.visitor(accepts=False) as visitor:
+        return visitor.get("/api/leaderboard").json()["votes"]
