@@ -8,6 +8,7 @@ const [FIGURES, WHOLE, CHANGES] = [0, 1, 2];
 const SILENCE_MS = 8_000; // the server sends a sign of life every two seconds
 const LONGEST_WAIT_MS = 4_000;
 const CALM_MS = 500; // between two pictures for those who asked for less motion
+const BAND = 8; // pages run down, then right, in bands of so many rows: what belongs together lies together
 const ROOM = { narrow: 380, wide: 460 }; // css pixels of height that the map may take
 
 const canvas = byId("pages");
@@ -126,10 +127,10 @@ function lay() {
   if (!states.length || !width) return;
   const height = (innerWidth < 760 ? ROOM.narrow : ROOM.wide) * ratio;
   let pitch = Math.max(1, Math.min(Math.floor(Math.sqrt((width * height) / states.length)), 28 * ratio));
-  while (pitch > 1 && Math.ceil(states.length / Math.floor(width / pitch)) * pitch > height) pitch -= 1;
   pitch = Math.floor(pitch);
+  while (pitch > 1 && bandsOf(Math.floor(width / pitch)) * BAND * pitch > height) pitch -= 1;
   const columns = Math.floor(width / pitch);
-  const rows = Math.ceil(states.length / columns);
+  const rows = bandsOf(columns) * BAND;
   canvas.width = columns * pitch;
   canvas.height = rows * pitch;
   canvas.style.width = `${canvas.width / ratio}px`;
@@ -138,6 +139,14 @@ function lay() {
   grid = { columns, rows, pitch, ratio, image, pixels: new Uint32Array(image.data.buffer), colours: STATES.map(colourOf) };
   touched = [0, states.length - 1];
   draw();
+}
+
+const bandsOf = (columns) => Math.ceil(states.length / (columns * BAND));
+
+/** Column and row of a page. */
+function placeOf(index) {
+  const inBand = index % (grid.columns * BAND);
+  return [Math.floor(inBand / BAND), Math.floor(index / (grid.columns * BAND)) * BAND + (inBand % BAND)];
 }
 
 /** The colour of a state as the number that four bytes of an image are. */
@@ -162,17 +171,17 @@ function draw() {
   if (!touched || !grid.image) return;
   const began = performance.now();
   const { columns, pitch, pixels, colours, image } = grid;
-  const [firstRow, lastRow] = touched.map((index) => Math.floor(index / columns));
+  const [firstBand, lastBand] = touched.map((index) => Math.floor(index / (columns * BAND)));
   touched = null;
   const width = columns * pitch;
   const filled = pitch > 3 ? pitch - 1 : pitch; // a gap between squares where there is room for one
-  for (let row = firstRow; row <= lastRow; row += 1) {
+  for (let row = firstBand * BAND; row < (lastBand + 1) * BAND; row += 1) {
     const top = row * pitch * width;
-    const end = Math.min((row + 1) * columns, states.length);
-    for (let index = row * columns, left = top; index < end; index += 1, left += pitch) pixels.fill(colours[states[index]], left, left + filled);
+    let index = Math.floor(row / BAND) * columns * BAND + (row % BAND);
+    for (let left = top; index < states.length && left < top + width; index += BAND, left += pitch) pixels.fill(colours[states[index]], left, left + filled);
     for (let line = 1; line < filled; line += 1) pixels.copyWithin(top + line * width, top, top + width);
   }
-  context.putImageData(image, 0, 0, 0, firstRow * pitch, width, (lastRow - firstRow + 1) * pitch);
+  context.putImageData(image, 0, 0, 0, firstBand * BAND * pitch, width, (lastBand - firstBand + 1) * BAND * pitch);
   mark();
   drawnAt = performance.now();
   canvas.dataset.frames = Number(canvas.dataset.frames ?? 0) + 1;
@@ -185,11 +194,12 @@ function at(event) {
   const box = canvas.getBoundingClientRect();
   const column = Math.floor(((event.clientX - box.left) * grid.ratio) / grid.pitch);
   const row = Math.floor(((event.clientY - box.top) * grid.ratio) / grid.pitch);
-  return column >= 0 && column < grid.columns ? row * grid.columns + column : -1;
+  if (column < 0 || column >= grid.columns || row < 0) return -1;
+  return (Math.floor(row / BAND) * grid.columns + column) * BAND + (row % BAND);
 }
 
 function step(event) {
-  const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -grid.columns, ArrowDown: grid.columns, Home: -Infinity, End: Infinity }[event.key];
+  const by = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -BAND, ArrowRight: BAND, Home: -Infinity, End: Infinity }[event.key];
   if (by === undefined || !states.length) return;
   event.preventDefault();
   point(Math.min(states.length - 1, Math.max(0, (pointed < 0 ? 0 : pointed) + (pointed < 0 && Math.abs(by) < Infinity ? 0 : by))));
@@ -209,19 +219,19 @@ const spoken = (index) => say("memory_page", { page: number.format(index * (figu
 /** A ring around the page that is pointed at. */
 function mark() {
   if (pointed < 0) return;
-  const { columns, pitch, ratio } = grid;
+  const { pitch, ratio } = grid;
+  const [column, row] = placeOf(pointed);
   context.strokeStyle = getComputedStyle(canvas).color;
   context.lineWidth = 2 * ratio;
   const size = Math.max(pitch, 6 * ratio);
-  context.strokeRect((pointed % columns) * pitch + (pitch - size) / 2, Math.floor(pointed / columns) * pitch + (pitch - size) / 2, size, size);
-  touchSoon(pointed, columns);
+  context.strokeRect(column * pitch + (pitch - size) / 2, row * pitch + (pitch - size) / 2, size, size);
+  touchSoon(pointed);
 }
 
-/** The ring leaves its neighbours painted over; the next picture draws their rows again. */
-function touchSoon(index, columns) {
-  const reach = Math.ceil((6 * grid.ratio) / grid.pitch) + 1;
-  const first = Math.max(0, index - reach * columns);
-  const last = Math.min(states.length - 1, index + reach * columns);
+/** The ring leaves its neighbours painted over; the next picture draws their bands again. */
+function touchSoon(index) {
+  const first = Math.max(0, index - grid.columns * BAND);
+  const last = Math.min(states.length - 1, index + grid.columns * BAND);
   touched = touched ? [Math.min(touched[0], first), Math.max(touched[1], last)] : [first, last];
 }
 
