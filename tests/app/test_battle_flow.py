@@ -87,7 +87,7 @@ def test_second_vote_is_refused(visitor):
 
 
 def test_a_vote_while_the_sides_answer_is_refused(visitor, engine):
-    engine.say("alpha", SLOW)
+    engine.say("alpha", Script.of("slow words here " * 10, pause_seconds=0.05))
     battle = visitor.ask()
     assert error(visitor.vote(battle)) == (409, "not_votable")
     assert "models" not in visitor.vote(battle).text
