@@ -48,6 +48,7 @@ class Channel:
         self.figures = UNKNOWN
         self.latest = b""
         self._changed = asyncio.Event()
+        self._closed = False
 
     def put(self, states: np.ndarray | None, figures: dict[str, Any]) -> None:
         """`states` None: the engine is away. Wakes the viewers where something is new."""
@@ -63,8 +64,15 @@ class Channel:
         if parts:
             self.latest = b"".join(parts)
             self.version += 1
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def forget(self) -> None:
         """Nothing is known any more: what was has been left unwatched."""
@@ -79,11 +87,11 @@ class Channel:
         """Everything, then what changes; the figures again as a sign of life."""
         version = self.version
         yield self.everything()
-        while True:
-            changed = self._changed
+        while not self._closed:
             if self.version == version:
                 try:
-                    await asyncio.wait_for(changed.wait(), PING_SECONDS)
+                    async with asyncio.timeout(PING_SECONDS):
+                        await self._changed.wait()
                 except TimeoutError:
                     yield page_frames.figures_message(self.figures)
                 continue
@@ -117,7 +125,6 @@ class Memory:
         self._veil: Veil | None = None
         self._tasks: list[asyncio.Task] = []
         self._stopping: asyncio.TimerHandle | None = None
-        self._closed = asyncio.Event()
 
     # Viewers
 
@@ -125,18 +132,9 @@ class Memory:
         """Messages of app/page_frames.py for one viewer, until he or the website ends. `exact`: for the admin alone."""
         channel = self.exact if exact else self.public
         with self._joined(channel):
-            async with contextlib.aclosing(channel.read()) as messages:
-                while not self._closed.is_set():
-                    following = asyncio.ensure_future(anext(messages))
-                    ended = asyncio.ensure_future(self._closed.wait())
-                    try:
-                        await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
-                        if not following.done():
-                            return
-                        yield following.result()
-                    finally:
-                        following.cancel()
-                        ended.cancel()
+            async with contextlib.aclosing(channel.read()) as messages:  # ends at once when the viewer does
+                async for message in messages:
+                    yield message
 
     async def snapshot(self, *, exact: bool) -> dict[str, Any]:
         """The figures of now. Raises NotReady where the engine does not answer."""
@@ -176,7 +174,9 @@ class Memory:
         self._decided_at = None
 
     async def close(self) -> None:
-        self._closed.set()
+        """Ends all viewers."""
+        self.exact.close()
+        self.public.close()
         tasks = self._tasks
         self._stop()
         await asyncio.gather(*tasks, return_exceptions=True)
