@@ -299,6 +299,6 @@ def paper_beside_ours(rows: Sequence[Sequence[Any]]) -> dict[str, dict[str, floa
     for *names, paper, ours, _ in rows:
         name = " ".join(str(each) for each in names)
         if paper is not None:
-            bars[f"{name}, paper"] = {"paper": paper, "ours": 0.0}
-        bars[f"{name}"] = {"paper": 0.0, "ours": ours}
+            bars[f"{name}, paper"] = {"paper": paper}
+        bars[f"{name}, ours"] = {"ours": ours}
     return bars

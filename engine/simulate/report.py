@@ -8,7 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 COLOURS = ("#2b6cb0", "#90cdf4", "#e2a03f", "#cbd5e0", "#2f855a", "#805ad5", "#c53030", "#718096")
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 56, 34, 44
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 330, 56, 34, 74
 
 
 @dataclass
@@ -55,7 +55,7 @@ def stacked_bars(title: str, bars: Mapping[str, Mapping[str, float]], unit: str)
             )
             if height > 12:
                 drawn.append(label(x + step * 0.35, y + height / 2 + 4, f"{bar[part]:.1f}", "middle", "#1a202c"))
-        drawn.append(label(x + step * 0.35, HEIGHT - BOTTOM + 16, name, "middle"))
+        drawn.append(slanted(x + step * 0.45, HEIGHT - BOTTOM + 14, name))
     return document(title, drawn + legend(parts))
 
 
@@ -64,7 +64,7 @@ def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], x_nam
     places = sorted({x for points in curves.values() for x, _ in points})
     top = max(y for points in curves.values() for _, y in points)
     step = (WIDTH - LEFT - 140) / max(1, len(places) - 1)
-    drawn = [axis(top, y_name), label((WIDTH - 100) / 2, HEIGHT - 8, x_name, "middle")]
+    drawn = [axis(top, y_name), label((WIDTH - 100) / 2, HEIGHT - BOTTOM + 36, x_name, "middle")]
     drawn += [label(LEFT + step * i, HEIGHT - BOTTOM + 16, f"{x:g}", "middle") for i, x in enumerate(places)]
     for colour, points in zip(COLOURS[::2] + COLOURS[1::2], curves.values(), strict=False):
         path = " ".join(
@@ -80,7 +80,7 @@ def axis(top: float, unit: str) -> str:
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
         ticks.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 110}" y2="{y:.1f}" stroke="#e2e8f0"/>')
-        ticks.append(label(LEFT - 6, y + 4, f"{top * share:.4g}", "end"))
+        ticks.append(label(LEFT - 6, y + 4, f"{top * share:.3g}", "end"))
     return "".join(ticks) + label(8, TOP - 10, unit, "start")
 
 
@@ -95,6 +95,11 @@ def legend(names: Sequence[str], colours: Sequence[str] = COLOURS) -> list[str]:
 
 def label(x: float, y: float, text: str, anchor: str, colour: str = "#4a5568") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+
+
+def slanted(x: float, y: float, text: str) -> str:
+    """Ends at this point, coming from below left: long names fit beside each other."""
+    return f'<g transform="translate({x:.1f} {y:.1f}) rotate(-35)">{label(0, 0, text, "end")}</g>'
 
 
 def document(title: str, drawn: Sequence[str]) -> str:
