@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from app import leaderboard_cli, votes_cli
+from app.blindcheck import cli as blindcheck_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     leaderboard_cli.add_parser(commands)
     votes_cli.add_parser(commands)
     votes_cli.add_visitors_parser(commands)
+    blindcheck_cli.add_parser(commands)
     add_engine(commands)
     return parser
 

@@ -175,6 +175,11 @@ def engine_environment(
     return found
 
 
+def environment_without_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Our environment less every ARENA_ setting: what a process begins with whose settings are all given to it."""
+    return {key: value for key, value in environ.items() if not key.startswith(PREFIX)}
+
+
 def endpoint_key(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The key of a remote endpoint, held in the environment variable of that name; None where it is not set."""
     return environ.get(name) or None
