@@ -14,7 +14,7 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -102,6 +102,12 @@ def sheet(database: Database, selection: Selection | None = None) -> Sheet:
     return ledger.sheet(selection, whole)
 
 
+def digest_of(votes: Iterable[tuple[str, str, str]]) -> str:
+    """Of votes as (model a, model b, kind): that of the CSV file which holds no more than them."""
+    rows = ((a, b, WINNERS.get(kind, kind)) for a, b, kind in votes)
+    return hashlib.sha256(any_csv.write(rows)).hexdigest()
+
+
 class Ledger:
     """The votes of one database with what their texts tell, each conversation read once; and their sheets."""
 
@@ -110,7 +116,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._voted: list[Voted] = []
         self._state = (0, 0)  # last vote, last decision
-        self._votes = Votes.of([])
+        self._votes, self._digest = Votes.of([]), digest_of([])
         self._sheets: OrderedDict[tuple, Sheet] = OrderedDict()
 
     def sheet(self, selection: Selection, whole: Board | None) -> Sheet:
@@ -119,7 +125,7 @@ class Ledger:
             self._catch_up()
             key = (selection, whole and (whole.votes, whole.input_sha256))
             if key not in self._sheets:
-                self._sheets[key] = make_sheet(self._votes, selection, whole=whole)
+                self._sheets[key] = make_sheet(self._votes, selection, whole=whole, input_sha256=self._digest)
                 while len(self._sheets) > KEPT_SHEETS:
                     self._sheets.popitem(last=False)
             self._sheets.move_to_end(key)
@@ -131,12 +137,13 @@ class Ledger:
             if state == self._state:
                 return
             anew = state[1] != self._state[1] or state[0] < self._state[0]
-            voted = [] if anew else self._voted
+            voted = [] if anew else list(self._voted)
             names = {model.id: model.name for model in queries.models(session, retired=True)}
             for row in board_queries.voted_battles(session, after=0 if anew else self._state[0]):
                 columns = (row.kind, row.visitor_id, row.created_at, row.pair_probability)
                 voted.append(Voted.on(row.turns, names[row.model_a_id], names[row.model_b_id], *columns))
         self._voted, self._state, self._votes = voted, state, Votes.of(voted)
+        self._digest = digest_of((vote.model_a, vote.model_b, vote.kind) for vote in voted)
         self._sheets.clear()
 
 
@@ -169,12 +176,8 @@ def _compute_board(database: Database, method: str, ci: str, clock: Callable[[],
     names = {model_id: name for name, model_id in model_ids.items()}
     games = Games.of((names[vote.model_a_id], names[vote.model_b_id], VOTE_KINDS[vote.kind].score_a) for vote in votes)
     games = games.knowing(both_bad=np.array([vote.kind == "both_bad" for vote in votes], bool))
-    digest = hashlib.sha256(
-        any_csv.write(
-            (names[vote.model_a_id], names[vote.model_b_id], WINNERS.get(vote.kind, vote.kind)) for vote in votes
-        )
-    )
-    made = rate(games, method, ci, live_elo=live_elo, input_sha256=digest.hexdigest(), version=VERSION)
+    digest = digest_of((names[vote.model_a_id], names[vote.model_b_id], vote.kind) for vote in votes)
+    made = rate(games, method, ci, live_elo=live_elo, input_sha256=digest, version=VERSION)
     try:
         with database.session() as session:
             _keep(session, made, model_ids, last_vote_id, last_decision, clock())

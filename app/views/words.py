@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.model_rules import RULES
+from app.views import leaderboard_words
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 
@@ -526,6 +527,8 @@ TABLE: dict[str, tuple[str, str]] = {
         "用于远程接口：保存其密钥的环境变量名。",
     ),
 }
+
+TABLE |= leaderboard_words.TABLE
 
 
 def words_for(language: str) -> Mapping[str, str]:

@@ -41,7 +41,9 @@ export function showSlots() {
 
 /** Asks the server for a slot's HTML again and shows it where it has changed; the focus stays on its button. */
 export async function refresh(slot) {
-  const response = await fetch(`${location.pathname}?part=${slot.id}`).catch(() => null);
+  const query = new URLSearchParams(location.search);
+  query.set("part", slot.id);
+  const response = await fetch(`${location.pathname}?${query}`).catch(() => null);
   if (!response?.ok) return;
   const fresh = document.createElement("template");
   fresh.innerHTML = await response.text();
