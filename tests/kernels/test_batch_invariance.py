@@ -69,6 +69,14 @@ def test_neighbours_change_no_bit(cpu, expected, neighbours):
     assert torch.equal(found, logits[: sum(chunks)])
 
 
+def test_a_chunk_whose_logits_nobody_wants_leaves_the_same_pages(cpu, expected):
+    decoder, prompt, logits = expected
+    pages = Pages(decoder.traits, decoder.dtype)
+    assert len(cpu.forward(decoder, pages.pool, pages.step([(0, prompt[:300], 0)], wanted=[]))) == 0
+    last = cpu.forward(decoder, pages.pool, pages.step([(0, prompt[300:301], 300)]))
+    assert torch.equal(last[0], logits[300])
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_changes_no_bit(cpu, expected, threads):
     decoder, prompt, logits = expected
