@@ -33,8 +33,8 @@ class Choice:
         self.forks: tuple[Choice, ...] = ()
         self.finished = False
         self.constraint: Constraint | None = None
-        self._ends = set(params.stop_token_ids) | (set() if params.ignore_eos else runner.eos_token_ids)
-        banned = self._ends if params.min_tokens else ()
+        self.ends = set(params.stop_token_ids) | (set() if params.ignore_eos else runner.eos_token_ids)
+        banned = self.ends if params.min_tokens else ()
         self.row = SamplingRow(params, prompt_ids, [], seed, tuple(each for each in banned if each < runner.vocab_size))
         self._stream = TextStream(runner.tokenizer, prompt_ids, params.stop, min_tokens=params.min_tokens)
         self._scores = ScoreStream() if params.logprobs is not None else None
@@ -55,7 +55,7 @@ class Choice:
         self.sequence.append(token)
         if len(output) == params.min_tokens:
             self.row.banned = ()
-        ended, offset = token in self._ends, self._stream.decoded
+        ended, offset = token in self.ends, self._stream.decoded
         text = "" if ended else self._stream.push(token)
         if self.constraint is not None and not ended:
             ended = self.constraint.accept(token)
@@ -66,7 +66,7 @@ class Choice:
         reason = "stop" if stopped else "length" if full else None
         if score is None:
             return self._event(text, (token,), reason)
-        if token not in self._ends:
+        if token not in self.ends:
             self._scores.push(score, offset)
         self._shown += len(text)
         scores = self._scores.release(self._shown)
@@ -77,6 +77,12 @@ class Choice:
     def end(self, reason: str, error: str | None = None) -> GenerationEvent:
         """The last event where no token ended it. Text held back is let go."""
         return self._event("", (), reason, error)
+
+    def found(self, tokens: list[int], reason: str) -> GenerationEvent:
+        """The whole answer, where it was searched and not drawn."""
+        self.row.output_ids.extend(tokens)
+        text = "".join(self._stream.push(token) for token in tokens if token not in self.ends) + self._stream.flush()
+        return self._event(text, tuple(tokens), reason)
 
     def score_prompt(self, first: int, logits: Tensor) -> None:
         """Notes the scores of the prompt tokens after `first`. logits fp32 [row, vocab], of the tokens from it on."""

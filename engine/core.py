@@ -29,6 +29,7 @@ import torch
 from engine import figures
 from engine.architectures import Runner, load_checkpoint
 from engine.batch import build_batch
+from engine.beam import Beam, BeamSearch
 from engine.checkpoints import fetch
 from engine.choice import Choice
 from engine.config import EngineConfig
@@ -220,7 +221,8 @@ class Engine:
             return
         for each in draws:
             if each.token is None and not each.choice.finished:
-                self._fail(each.choice.request.sequence, "the checkpoint gave logits that are not numbers")
+                sequence = each.choice.sequence or each.choice.request.sequence
+                self._fail(sequence, "the checkpoint gave logits that are not numbers")
         for sequence, count in zip(step.sequences, step.counts, strict=True):
             if sequence.table is not None:
                 self.memory.commit(sequence, count)
@@ -231,7 +233,9 @@ class Engine:
             if each.choice.forks:
                 self._fork(each.choice)
         for each in draws:
-            if not each.choice.finished:
+            if isinstance(each.choice, Beam):
+                self._search_on(each.choice.search)
+            elif not each.choice.finished:
                 self._accept(each)
 
     def _fork(self, first: Choice) -> None:
@@ -241,6 +245,28 @@ class Engine:
             if not choice.finished:
                 choice.sequence = first.sequence.fork(owner=choice)
                 self.scheduler.fork(first.sequence, choice.sequence)
+
+    def _search_on(self, search: BeamSearch) -> None:
+        """When all beams have looked ahead, lets the likeliest continuations go on, each from its own."""
+        if search.done or not search.request.choices or not search.ready:
+            return
+        for beam, children in search.advance().items():
+            for child in children[1:]:
+                child.sequence = beam.sequence.fork(owner=child)
+                self.scheduler.fork(beam.sequence, child.sequence)
+            if children:
+                children[0].sequence, beam.sequence.owner = beam.sequence, children[0]
+            else:
+                self.scheduler.remove(beam.sequence)
+                beam.sequence.owner = None
+        for beam in search.beams:
+            beam.sequence.append(beam.tokens[-1])
+        if search.done:
+            for choice, found in zip(list(search.request.choices), search.ended, strict=False):
+                event = choice.found(found.tokens, found.reason)
+                self.counts.generated_tokens += len(found.tokens)
+                self._forget(choice)
+                self._deliver(search.request, event)
 
     def _accept(self, drawn: Draw) -> None:
         choice = drawn.choice
@@ -289,6 +315,14 @@ class Engine:
             request.choices.remove(choice)  # or request and checkpoint would live on in a circle
         if not request.choices:
             self._requests.pop(request.id, None)
+            self._forget_search(request)
+
+    def _forget_search(self, request: Request) -> None:
+        if request.search:
+            for sequence in request.sequences:
+                self.scheduler.remove(sequence)
+                sequence.owner = None
+            request.search.beams, request.search = [], None
 
     def _deliver(self, request: Request, event: GenerationEvent) -> None:
         try:
@@ -347,7 +381,7 @@ class Engine:
         Raises ModelNotFound, ModelNotReady, ContextTooLong, BadRequest, QueueFull, EngineDead.
         """
         served = self._ready(model)
-        self._check(served, prompt_ids, params)
+        self._check(served, prompt_ids, params, terms)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver, terms)
         if terms.deadline_seconds is not None:
@@ -360,7 +394,7 @@ class Engine:
         if not self._closing:
             self._post(partial(self._abort, request_id))
 
-    def _check(self, model: Model, prompt_ids: list[int], params: SamplingParams) -> None:
+    def _check(self, model: Model, prompt_ids: list[int], params: SamplingParams, terms: Terms) -> None:
         if not prompt_ids:
             raise InvalidParameter("prompt", "prompt is empty")
         vocab_size = model.checkpoint.runner.vocab_size
@@ -372,6 +406,9 @@ class Engine:
         if too_large := self.memory.refusal(model.checkpoint.space, length, model.pin):
             needed, possible = too_large
             raise BadRequest(f"{length:,} tokens need {needed:,} pages of KV memory; there are {possible:,} to be had")
+        if terms.beam and terms.beam.width > self.config.max_sequences:
+            most = f"at most {self.config.max_sequences:,} sequences run at once"
+            raise InvalidParameter("beam_width", f"beam_width is {terms.beam.width:,}; {most}")
         waiting = len(self.scheduler.waiting) + len(self._commands)
         if waiting >= self.config.max_waiting:
             raise QueueFull(f"{waiting:,} requests wait, as many as max_waiting allows; try again later")

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.batch import wants_token
+from engine.beam import Beam
 from engine.choice import Choice
 from engine.logprobs import Score, scores_of
 from engine.sampling import DrawKernel, sample
 from engine.scheduler import Step
 from kernels import drawing
 
+LOOKED_AHEAD = -1  # in place of a token
+
 
 @dataclass(slots=True)
 class Draw:
-    """What one choice gets: a token, None where its logits are not numbers, and what the model thought of it."""
+    """What one choice gets: a token, None where its logits are not numbers, and what the model thought of it. A beam
+    gets none: it has looked ahead."""
 
-    choice: Choice
+    choice: Choice | Beam
     token: int | None
     score: Score | None = None
 
@@ -35,15 +39,18 @@ def draw(step: Step, logits: Tensor, kernel: DrawKernel = drawing.draw) -> list[
     return [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
 
 
-def draw_with_care(choices: list[Choice], logits: Tensor, kernel: DrawKernel) -> list[Draw]:
-    """As `draw`, where some fork, are constrained, or are asked what the model thought."""
-    rows = [row for row, choice in enumerate(choices) for _ in (choice, *choice.forks)]
-    choices = [each for choice in choices for each in (choice, *choice.forks)]
+def draw_with_care(choices: list[Choice | Beam], logits: Tensor, kernel: DrawKernel) -> list[Draw]:
+    """As `draw`, where some fork, are constrained, are asked what the model thought, or are beams."""
+    searching = [row for row, choice in enumerate(choices) if isinstance(choice, Beam)]
+    looked = [Draw(choices[row], LOOKED_AHEAD if choices[row].look_ahead(logits[row]) else None) for row in searching]
+    others = [row for row in range(len(choices)) if row not in searching]
+    rows = [row for row in others for _ in (choices[row], *choices[row].forks)]
+    choices = [each for row in others for each in (choices[row], *choices[row].forks)]
     logits = logits[rows]
     tokens = sample(constrained(logits, choices), [choice.row for choice in choices], kernel)
     draws = [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
     score_draws(draws, logits)
-    return draws
+    return draws + looked
 
 
 def score_draws(draws: list[Draw], logits: Tensor) -> None:

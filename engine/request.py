@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.beam import BeamParams, BeamSearch
 from engine.choice import Choice
 from engine.constraint import Constraint
 from engine.logprobs import Score
@@ -26,6 +27,7 @@ class Terms:
     priority: int = 0  # the smaller, the sooner
     deadline_seconds: float | None = None  # from its arrival on; then it ends, whatever state it is in
     grammar: Grammar | None = None  # what each answer is held to
+    beam: BeamParams | None = None  # then nothing is drawn: the choices are the best that a beam search finds
 
 
 class Request:
@@ -57,7 +59,18 @@ class Request:
         self.sequence = Sequence(model.checkpoint.space, prompt_ids, params.max_tokens, owner=first)
         self.sequence.scored = params.prompt_logprobs
         self.sequence.priority, self.sequence.client = terms.priority, (model.spec.name, terms.user)
-        first.sequence, first.forks = self.sequence, tuple(forks)
+        self.search: BeamSearch | None = None
+        if terms.beam:
+            self._search(terms.beam)
+        else:
+            first.sequence, first.forks = self.sequence, tuple(forks)
+
+    def _search(self, params: BeamParams) -> None:
+        self.search = BeamSearch(
+            self, params, self.choices[0].ends, min_tokens=self.params.min_tokens, max_tokens=self.params.max_tokens
+        )
+        (root,) = self.search.beams
+        root.sequence, self.sequence.owner = self.sequence, root
 
     @property
     def cached_tokens(self) -> int:
@@ -66,4 +79,5 @@ class Request:
     @property
     def sequences(self) -> list[Sequence]:
         """Of the choices that have begun and not ended."""
-        return [choice.sequence for choice in self.choices if choice.sequence]
+        owners = self.search.beams if self.search else self.choices
+        return [owner.sequence for owner in owners if owner.sequence]

@@ -112,6 +112,8 @@ class Scheduler:
             else:  # not even alone
                 self.remove(sequence)
                 self._unservable.append(sequence)
+                if self.running:  # they wait for this one, and go with it
+                    return
 
     def _run(self, sequence: Sequence) -> None:
         """Puts it behind all of its priority."""

@@ -11,11 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from engine.beam import BeamParams
 from engine.errors import BadRequest, ContextTooLong, InvalidParameter, UnknownParameter, UnsupportedParameter
 from engine.sequence import SamplingParams
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
+NOT_WITH_BEAMS = (
+    "stream", "logprobs", "logit_bias", "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "stop", "response_format", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
 NO_EFFECT = frozenset({"metadata", "safety_identifier", "prompt_cache_key"})
 OFF: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -270,14 +276,40 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(
         None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities of each token and of so many likeliest ones."
     )
+    use_beam_search: bool | None = Field(
+        None,
+        description="Answers with the n best of a beam search; nothing is drawn at random.",
+    )
+    beam_width: int | None = Field(None, ge=1, le=MOST_CHOICES, description="Beams that are followed; n if not said.")
+    length_penalty: float | None = Field(
+        None, ge=-10, le=10, description="Above 0 favours long answers; 1 if not said."
+    )
+    early_stopping: bool | Literal["never"] | None = Field(
+        None, description="true: stop with the first beam_width ended ones; never: only when nothing can be better."
+    )
     echo: bool | None = Field(None, description="Whether the prompt, and its logprobs if asked for, come first.")
 
     @property
     def scores_asked(self) -> dict[str, Any]:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": bool(self.echo)}
 
+    @property
+    def beams(self) -> BeamParams | None:
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamParams(self.beam_width or self.n or 1, penalty, self.early_stopping or False)
+
     @model_validator(mode="after")
     def something_is_asked_for(self) -> CompletionRequest:
+        for name in () if self.use_beam_search else ("beam_width", "length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise InvalidParameter(name, f"{name} goes with use_beam_search only")
+        for name in NOT_WITH_BEAMS if self.use_beam_search else ():
+            if getattr(self, name) not in (None, False):
+                raise InvalidParameter(name, f"{name} does not go with use_beam_search")
+        if self.use_beam_search and (self.n or 1) > self.beams.width:
+            raise InvalidParameter("n", f"n is {self.n}, more than beam_width ({self.beams.width})")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidParameter("max_tokens", "max_tokens is 0, so nothing would be answered; 0 goes with echo only")
         return self
