@@ -115,6 +115,8 @@ def install_openvino(place: Place) -> None:
     place.make_environment()
     place.pip("torch==2.13.0")
     place.pip("torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]")
+    # it asks for torchvision without using it, and one built for CUDA cannot be imported beside a torch that is not
+    place.run(place.python, "-m", "pip", "uninstall", "--yes", "torchvision")
     for weights in ("fp16", "int8"):
         place.run(
             place.binary("optimum-cli"), "export", "openvino", "--model", str(place.checkpoint),
