@@ -8,6 +8,9 @@ import pytest
 
 from app.cli import main
 from tests.app.formats.samples import SAMPLES, by_lines
+from tests.shared_data import shared_data
+
+SAMPLE = "lmarena_140k_sample/arena_human_preference_sample_100"
 
 
 @pytest.fixture
@@ -40,6 +43,14 @@ def test_format_goes_through_the_database_and_out_as_it_was(arena, sample, tmp_p
     assert arena("votes", "export", "--format", name, "-o", str(out))[0] == 0
     assert by_lines(out.read_text()) == by_lines(SAMPLES[name])
     assert arena("votes", "verify")[0] == 0
+
+
+def test_real_sample_comes_in_whole(arena):
+    status, out, _ = arena("votes", "import", str(shared_data(f"{SAMPLE}.csv")), "--json")
+    told = json.loads(out)
+    assert (status, told["votes"], told["bad"], told["format"]) == (0, 100, [], "lmarena_140k")
+    report = json.loads(arena("votes", "verify", "--json")[1])
+    assert (report["whole"], report["votes"], report["counted"]) == (True, 100, 100)
 
 
 def test_own_format_restores_the_log_with_its_hashes(arena, sample, tmp_path):
