@@ -1,6 +1,6 @@
 """The engine: one thread that owns pool, scheduler and weights, and the story of a step. Knows no HTTP.
 
-    step = commands -> schedule (prefix match, blocks) -> forward -> sample -> commit -> events
+    step = commands -> schedule (prefix match, blocks) -> forward -> draw -> commit -> fork -> events
 
 Every public method may be called from any thread. What changes pages or sequences is handed to the engine's thread as
 a command, which runs between two steps; checkpoints are loaded on threads of their own and arrive as commands too. The
