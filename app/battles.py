@@ -39,7 +39,7 @@ from app.errors import (
 )
 from app.leaderboard import count_vote
 from app.markdown import Block, render
-from app.matchmaking import Pair, pick_pair
+from app.matchmaking import Memory, Pair, pick_pair
 from app.prompt_room import Count, Message, PromptRoom, answer_room, checked_prompt
 from app.registry import ReadyModel, Registry
 from app.streams import Outcome, Pace, TurnStream
@@ -118,6 +118,7 @@ class Battles:
         self._clock = clock
         self._now = now
         self.turns_begun = 0  # in this process; rises before a model is asked
+        self._pairs = Memory()
         self._live: dict[str, TurnStream] = {}
         self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         self._models_in_use: dict[str, frozenset[int]] = {}  # by battle, while it streams
@@ -132,7 +133,7 @@ class Battles:
         prompt = checked_prompt(prompt)
         ready = self._two_ready()
         await self._room.check(ready, [], prompt)
-        pair = pick_pair(ready, self._rng)
+        pair = pick_pair(ready, self._rng, await self._database.run(self._pairs.look, read_only=True))
         battle_id = uuid.uuid4().hex
         attempt = await self._database.run(
             _begin, battle_id, visitor_id, address_hash, pair, prompt, self._config, self._now()

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from app import leaderboard_cli, votes_cli
+from app import leaderboard_cli, ratings_cli, votes_cli
 from app.blindcheck import cli as blindcheck_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_models(commands)
     leaderboard_cli.add_parser(commands)
+    ratings_cli.add_parser(commands)
     votes_cli.add_parser(commands)
     votes_cli.add_visitors_parser(commands)
     blindcheck_cli.add_parser(commands)

@@ -86,7 +86,7 @@ class PairingCurve:
 
 
 def pairing(
-    *, strengths: np.ndarray, width: float, seed: int, rules: tuple[str, ...] = ("uniform", "active"), step: int = 200
+    *, strengths: np.ndarray, width: float, seed: int, rules: tuple[str, ...] = ("uniform", "active"), step: int = 50
 ) -> list[PairingCurve]:
     """How many votes each rule of drawing pairs needs until the win matrix is known to a mean width.
 
