@@ -170,3 +170,11 @@ def test_the_longer_the_reservation_the_fewer_run_at_once():
         while rig.engine.step():
             most[policy] = max(most[policy], len(rig.scheduler.running))
     assert most == {"paged": 12, "max": 4, "pow2": 8, "oracle": 8}
+
+
+def test_pages_that_are_in_use_cannot_be_taken_as_a_run():
+    pool = PagePool(20, PAGE_BYTES, order=np.random.default_rng(0).permutation(20))
+    assert np.array_equal(pool.take_run(4, 8), np.arange(4, 12))
+    with pytest.raises(IndexError, match="4 pages from 10"):
+        pool.take_run(10, 4)
+    assert sorted(pool.take(12)) == [*range(4), *range(12, 20)]
