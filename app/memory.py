@@ -243,7 +243,11 @@ class Memory:
 
     async def _tick_along(self) -> None:
         while True:
-            self._tick()
+            try:
+                self._tick()
+            except Exception:  # of our own fault: the next picture may be right again
+                log.exception("the pool could not be drawn")
+                await asyncio.sleep(AGAIN_SECONDS)
             await asyncio.sleep(TICK_SECONDS)
 
     def _tick(self) -> None:
