@@ -10,6 +10,7 @@ import pytest
 from app.errors import SIDE_FAILED, ArenaError, ConfigError, PromptTooLong
 from app.views.admin import FIELDS
 from app.views.words import LANGUAGES, TABLE, accepted, choose_language, words_for
+from db.decisions import REASONS
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {  # keys that are put together where they are used
@@ -19,6 +20,7 @@ FAMILIES = {  # keys that are put together where they are used
     "model": ("a", "b"),
     "field": FIELDS,
     "help": FIELDS,
+    "reason": tuple(REASONS),
 }
 
 
