@@ -56,8 +56,11 @@ class Stepper:
         order = np.random.default_rng(0).permutation(total) if scattered else None
         self.pool = PagePool(total, page_bytes, order)
         self.pool.memory.zero_()
-        self.kv = kv_manager(policy, self.pool, chunk_tokens=512)
-        self.scheduler = Scheduler(self.kv, max_sequences=256, max_batch_tokens=512, prefill_tokens_beside_decodes=512)
+        budget = sequences * context  # all are brought to their context in one step
+        self.kv = kv_manager(policy, self.pool, chunk_tokens=budget)
+        self.scheduler = Scheduler(
+            self.kv, max_sequences=sequences, max_batch_tokens=budget, prefill_tokens_beside_decodes=budget
+        )
         self.spaces = [
             self.kv.add_checkpoint(f"{runner.digest} {number}", runner.geometry, context + ROOM)
             for number in range(models)
@@ -67,7 +70,7 @@ class Stepper:
             self._fill_cache(cached_blocks)
         for number in range(sequences):
             self.scheduler.add(self._sequence(self.spaces[number % models], context, ROOM))
-        while self.scheduler.waiting or any(each.uncomputed > 1 for each in self.scheduler.running):
+        for _ in self.spaces:
             self._commit(self.scheduler.schedule(), [])
 
     def step(self) -> tuple[float, float, int]:

@@ -69,12 +69,18 @@ def test_the_curve_of_step_times_is_found_again():
 def test_a_stepper_holds_what_was_asked_for_and_generates_a_token_for_each(geometry, options):
     stepper = Stepper(FakeRunner(geometry=geometry), sequences=4, context=50, **options)
     running = stepper.scheduler.running
-    assert [each.computed for each in running] == [50] * 4
+    assert [(each.computed, each.uncomputed) for each in running] == [(50, 1)] * 4
     seconds, python, tokens = stepper.step()
     assert 0 < python < seconds
     assert tokens == 4 // options.get("models", 1)
     assert stepper.kv.blocks.cached_pages == options.get("cached_blocks", 0) * stepper.spaces[0].pages_per_bundle
     stepper.kv.check_integrity()
+
+
+def test_many_sequences_are_brought_to_their_context_together():
+    stepper = Stepper(FakeRunner(), sequences=80, context=60)
+    assert {(each.computed, each.uncomputed) for each in stepper.scheduler.running} == {(60, 1)}
+    assert len(stepper.scheduler.running) == 80
 
 
 def test_a_step_is_measured_for_as_long_as_there_is_room():
