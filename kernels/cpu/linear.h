@@ -65,7 +65,6 @@ constexpr std::array<MultiplyPanel<P>, sizeof...(R)> panel_kernels(std::integer_
 template <class P, class Sink>
 void linear(Team& team, const typename P::Act* a, size_t stride, int64_t rows, const Linear<P>& layer, Sink sink) {
   if (rows == 0) return;  // a prefill that wants no logits
-  if (rows == 0) return;  // a chunk of a prompt wants no logits
   constexpr auto kEachCount = std::make_integer_sequence<int, P::kRows>();
   static constexpr std::array<MultiplyPanel<P>, P::kRows> kernels[] = {
       panel_kernels<P, 0>(kEachCount), panel_kernels<P, 1>(kEachCount), panel_kernels<P, 2>(kEachCount)};  // by kAhead
