@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from app.config import AppConfig, endpoint_key
 from app.engine_client import Delta, EngineClient, EngineError, EngineModel, EngineRefused, ModelSpec
 from app.errors import BadInput, NameTaken, NotFound
-from app.model_rules import FIELDS, REMOTE, check_context_length, check_path, checked, checked_name, is_remote
+from app.model_rules import ABOUT, FIELDS, REMOTE, check_context_length, check_path, checked, checked_name, is_remote
 from db import errors as db_errors
 from db import queries
 from db.connect import Database
@@ -63,6 +63,10 @@ class ModelView:
     enabled: bool
     retired: bool
     status: str
+    sampling_weight: float = 1.0
+    organisation: str | None = None
+    licence: str | None = None
+    parameters: str | None = None
     reason: str | None = None
     done: int = 0
     total: int = 0
@@ -85,6 +89,7 @@ class ReadyModel:
     context_length: int | None
     system_prompt_tokens: int
     endpoint_key_env: str | None
+    sampling_weight: float = 1.0
 
     @property
     def is_remote(self) -> bool:
@@ -149,6 +154,7 @@ class Registry:
                 context_length=status.context_length or row.context_length,
                 system_prompt_tokens=status.system_prompt_tokens,
                 endpoint_key_env=row.endpoint_key_env,
+                sampling_weight=row.sampling_weight,
             )
             for row in self._rows
             if row.enabled and (status := self._status(row)).status == "ready"
@@ -190,6 +196,8 @@ class Registry:
         chat_template: str | None = None,
         context_length: int | None = None,
         endpoint_key_env: str | None = None,
+        sampling_weight: float = 1.0,
+        **about: str | None,
     ) -> ModelView:
         """Raises BadInput or NameTaken, saying which and why; a source that fails later shows in the status."""
         values = {
@@ -199,6 +207,8 @@ class Registry:
             "chat_template": chat_template or None,
             "context_length": context_length,
             "endpoint_key_env": endpoint_key_env or None,
+            "sampling_weight": sampling_weight,
+            **{field: about.get(field) for field in ABOUT},
         }
         self._check_path(source)
         check_context_length(source, context_length, longest_context(source, await self.models()))
