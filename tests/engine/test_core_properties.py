@@ -1,10 +1,14 @@
 """Whatever happens to an engine, in whatever order: the books add up after each step and every answer is right."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.beam import BeamParams
+from engine.request import Terms
 from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TWO_WINDOWS, FakeRunner
 from tests.engine.rig import Rig
 
@@ -36,7 +40,7 @@ class EngineUnderFire(RuleBasedStateMachine):
             max_sequences=sequences,
             enable_prefix_cache=sharing,
         )
-        self.answers = []
+        self.answers, self.several = [], []
         for name in MODELS:
             self.rig.put(name, MODELS[name])
 
@@ -53,6 +57,29 @@ class EngineUnderFire(RuleBasedStateMachine):
         for prompt, max_tokens, temperature in asked:
             if self.rig.memory.refusal(space, len(prompt) + max_tokens) is None:
                 self.answers.append(self.rig.ask(name, prompt, max_tokens, temperature))
+
+    @precondition(lambda self: self.names())
+    @rule(
+        data=st.data(),
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 40),
+        n=st.integers(2, 4),
+        terms=st.builds(Terms, st.sampled_from("xyz"), st.integers(-1, 1)),
+        searched=st.booleans(),
+    )
+    def ask_for_several(self, data, prompt, max_tokens, n, terms, searched):
+        """Forks, or the beams of a search; only that each ends once is looked at here, and the books."""
+        name = data.draw(st.sampled_from(self.names()))
+        space = self.rig.engine._models[name].checkpoint.space
+        if self.rig.memory.refusal(space, len(prompt) + max_tokens) is None and n <= self.rig.config.max_sequences:
+            terms = replace(terms, beam=BeamParams(n)) if searched else terms
+            answer = self.rig.ask(name, prompt, max_tokens, 1.0, n=n, terms=terms)
+            self.several.append((answer, n))
+
+    @precondition(lambda self: self.several)
+    @rule(data=st.data())
+    def abort_several(self, data):
+        self.rig.engine.abort(data.draw(st.sampled_from(self.several))[0].id)
 
     @rule(steps=st.integers(1, 20))
     def step(self, steps):
@@ -91,6 +118,9 @@ class EngineUnderFire(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.rig.drain()
+        for answer, n in self.several:
+            ends = sorted(event.index for event in answer.events if event.finish_reason)
+            assert ends == list(range(n)), "each choice ends once"
         for answer in self.answers:
             expected = answer.expected()
             assert answer.reason is not None, "a request was forgotten"
