@@ -135,14 +135,14 @@ def launch_openvino(weights: str, cache: str) -> Callable[[Place, Sequence[int]]
 def install_transformers(place: Place) -> None:
     place.make_environment()
     place.pip("torch==2.13.0")
-    place.pip("transformers[serving]==5.24.0")
+    place.pip("transformers[serving]==5.24.0", "accelerate")
 
 
 def launch_transformers(place: Place, cores: Sequence[int]) -> Launch:
     checkpoint = str(place.checkpoint)
     return Launch(
         (
-            str(place.binary("transformers")), "serve", "--force-model", checkpoint, "--continuous-batching",
+            str(place.binary("transformers")), "serve", checkpoint, "--continuous-batching",
             "--dtype", "bfloat16", "--device", "cpu", "--host", "127.0.0.1", "--port", "{port}",
         ),
         checkpoint,
