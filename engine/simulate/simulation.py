@@ -230,7 +230,6 @@ class Simulation:
         while sequence.waits_for:
             sequence.waits_for -= 1
             child = self._sequence(sequence.ask, 0, sequence.tokens[: sequence.length])
-            child.block_hashes = list(sequence.block_hashes)
             self.scheduler.fork(sequence, child)
             if child.state is State.RUNNING:
                 child.length += 1
