@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from app.registry import ModelView
 from app.service_file import ServiceFile
 from app.services import Services, build_services
 from app.sockets import KnownSocket
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.2  # between two looks at how far the models are
 PATIENCE_SECONDS = 3.0  # before it is said that somebody else's engine does not answer
@@ -47,11 +50,19 @@ async def run_until_signal(website: Website, service_file: ServiceFile) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, website.end)
     watching = asyncio.create_task(Console(website, service_file).watch())
+    watching.add_done_callback(tell_failure)
     try:
         await website.run()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+def tell_failure(console: asyncio.Task) -> None:
+    """Without its console the website goes on, but nobody would hear that it is ready."""
+    if not console.cancelled() and (error := console.exception()):
+        log.error("the console ended", exc_info=error)
+        tell(f"The website goes on, but says no more here: {type(error).__name__}: {error}")
 
 
 def make_app(services: Services) -> ASGIApp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import socket
 
@@ -11,7 +12,7 @@ from app.engine_process import free_port
 from app.errors import ConfigError
 from app.registry import ModelView
 from app.service_file import ServiceFile
-from app.serving import Progress, address_of, bind
+from app.serving import Progress, address_of, bind, tell_failure
 
 
 class Terminal(io.StringIO):
@@ -48,6 +49,20 @@ def test_a_model_that_tells_no_total_yet_is_not_drawn():
     out = io.StringIO()
     Progress(out).show([loading("one", 0, total=0)])
     assert out.getvalue() == ""
+
+
+def test_a_console_that_fails_is_heard_of(capsys):
+    async def fails() -> None:
+        raise KeyError("weight")
+
+    async def run() -> None:
+        console = asyncio.create_task(fails())
+        console.add_done_callback(tell_failure)
+        await asyncio.wait([console])
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert "says no more here: KeyError: 'weight'" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts():
