@@ -103,8 +103,8 @@ class ModelNotFound(EngineError):
     type = "invalid_request_error"
     code = "model_not_found"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no model named {name!r}", param="model")
+    def __init__(self, name: str, sort: str = "") -> None:
+        super().__init__(f"there is no {sort}model named {name!r}", param="model")
 
 
 class CheckpointError(EngineError):

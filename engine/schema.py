@@ -87,7 +87,7 @@ class Sampling(Schema):
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None

@@ -47,6 +47,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     InvalidParameter,
+    ModelNotFound,
     NotAuthorized,
 )
 from engine.grammar import Grammar, Grammars
@@ -372,8 +373,10 @@ class EngineServer:
         return json_response({"object": "list", "data": ready})
 
     async def get_ready(self, name: str) -> Response:
-        self.engine.runner_of(name)
-        return json_response(next(self._listed(status) for status in self.engine.models() if status.name == name))
+        found = next((status for status in self.engine.models() if status.name == name), None)
+        if found is None or found.status != "ready":
+            raise ModelNotFound(name, "ready " if found else "")
+        return json_response(self._listed(found))
 
     def _listed(self, status: ModelStatus) -> dict[str, Any]:
         return {

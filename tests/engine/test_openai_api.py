@@ -47,6 +47,7 @@ WRONG = [
     ("presence_penalty", 3),
     ("frequency_penalty", -3),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 5e-324),
     ("seed", 2**64),
     ("max_tokens", 0),
     ("max_tokens", True),

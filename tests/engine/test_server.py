@@ -126,6 +126,7 @@ def test_source_that_cannot_be_had_says_why_while_others_serve(own, tmp_path, so
         refused = answer(own.url, "bad")
         assert refused.status_code == 503
         assert reason in refused.json()["error"]["message"]
+        assert httpx.get(own.url + "/v1/models/bad").status_code == 404, "as it is not listed there"
         httpx.delete(own.url + "/models/bad")
     else:
         assert put.status_code in (400, 422)
