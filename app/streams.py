@@ -25,6 +25,9 @@ from app.markdown import Block, GrowingMarkdown
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1  # at most one event a side in each; the first comes as soon as both sides have a word
+# A side is told to have ended once the other has gone on that far, or has ended too: an engine says that it is done
+# some time after its last word, and how long after would tell the fast one from the slow one.
+END_LEEWAY_CHARACTERS = 100
 PING_SECONDS = 0.5  # between signs of life of a stream that has nothing to say: a dead reader shows by its silence
 PERCEIVED_SECONDS = 1.0  # a pace of less than this is none that anybody could compare with
 RETRY_MILLISECONDS = 300  # what a browser waits before it connects again
@@ -235,14 +238,14 @@ class Side:
             self.text = self.text[: self.shown]
         self.state = state
 
-    def show(self, position: int) -> None:
-        """Brings the shown text up to that many characters."""
+    def show(self, position: int, *, tell_end: bool = True) -> None:
+        """Brings the shown text up to that many characters; without `tell_end` its end is not let on yet."""
         if self.state == "failed" or self._finished:
             return
         new = self.text[self.shown : position]
         self.shown += len(new)
         changed = self._markdown.push(new) if new else []
-        if self.ended and self.all_shown:
+        if self.ended and self.all_shown and tell_end:
             changed += self._markdown.finish()
             self._finished = True
         self._unsent |= {block.number: block for block in changed}
@@ -361,8 +364,9 @@ class TurnStream:
             {name: len(side.text) for name, side in alive.items()},
             {name: side.ended for name, side in alive.items()},
         )
+        whole = all(side.ended and len(side.text) <= position for side in alive.values())
         for name, side in self._sides.items():
-            side.show(position)
+            side.show(position, tell_end=whole or position >= len(side.text) + END_LEEWAY_CHARACTERS)
             if event := side.next_event(self.turn):
                 key, kind, data = event
                 if kind == "block":

@@ -12,7 +12,7 @@ import pytest
 
 from app.engine_client import Delta, EngineUnreachable
 from app.errors import SIDE_FAILED
-from app.streams import EventLog, Lockstep, Pace, TurnStream
+from app.streams import END_LEEWAY_CHARACTERS, EventLog, Lockstep, Pace, TurnStream
 
 FAST = Pace(characters_per_second=100_000, lag_seconds=1)
 WORDS = "one two three four five six seven eight nine ten\n\n"
@@ -141,14 +141,28 @@ def test_a_side_goes_on_no_faster_once_the_other_has_ended():
 
     async def body():
         pace = Pace(characters_per_second=100_000, lag_seconds=60)
-        turn = Turn(pace=pace, a=partial(speak, "y" * 40, size=4, pause=0.1), b=partial(speak, "x" * 120, size=120))
+        turn = Turn(pace=pace, a=partial(speak, "y" * 60, size=6, pause=0.12), b=partial(speak, "x" * 220, size=220))
         return await turn.run()
 
     events = run(body())
     ends = end_times(events)
     start = next(at for at, name, _, _ in events if name == "block")
-    slow, alone = 40 / (ends["a"] - start), 80 / (ends["b"] - ends["a"])
-    assert alone < 1.5 * slow
+    together = 60 + END_LEEWAY_CHARACTERS  # shown when the end of a is told
+    before, alone = together / (ends["a"] - start), (220 - together) / (ends["b"] - ends["a"])
+    assert alone < 1.5 * before
+
+
+def test_two_texts_of_one_length_end_at_once_however_long_an_engine_takes_to_say_so():
+    async def slow_to_end():
+        yield Delta(text="x" * 60)
+        await asyncio.sleep(0.5)
+        yield Delta(finish_reason="stop")
+
+    async def body():
+        return await Turn(pace=Pace(300, 10), a=partial(speak, "y" * 60, size=60), b=slow_to_end).run()
+
+    ends = end_times(run(body()))
+    assert abs(ends["a"] - ends["b"]) < 0.05
 
 
 def test_a_side_lags_behind_its_own_text_for_a_bounded_time():
