@@ -28,8 +28,11 @@ def pair_chances(played: np.ndarray, won: np.ndarray, weights: np.ndarray) -> np
     """[model, model] symmetric chances of the pairs, each pair once above and once below the diagonal.
 
     `played` and `won` [model, model]: votes of each against each, and what the row's model scored in them; `weights`
-    [model] the admin's, above 0. Every pair has at least FLOOR_SHARE of what the weights alone would give it.
+    [model] the admin's. Every pair has at least FLOOR_SHARE of what the weights alone would give it. A weight of 0
+    keeps a model out of draws, unless that leaves no pair: then the weights do not count.
     """
+    if (weights > 0).sum() < 2:
+        weights = np.ones(len(weights))
     upper = np.triu_indices(len(weights), 1)
     by_admin = (weights[:, None] * weights)[upper]
     boost = 1 + (NEW_BOOST - 1) * np.clip(1 - played.sum(axis=1) / NEW_BATTLES, 0, 1)

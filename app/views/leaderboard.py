@@ -31,6 +31,7 @@ TICK_STEPS = (1, 2, 5)
 MOST_TICKS = 6
 MAPPED = 15  # models on a heat map
 DRAWN = 8  # models in the plot over time
+UNTOLD = 10_000  # points of an interval so wide that it says nothing: effects that always come together
 PLOT_WIDTH, PLOT_HEIGHT = 720, 240
 
 
@@ -93,6 +94,10 @@ def render(
         about={row.model: (about or {}).get(row.model, About()) for row in rows},
         notes=notes(current.board, words) if current else (),
         first_place=list(first_place(current.board, words)) if current else (),
+        effects=list({effect.name: effect for effect in (*current.biases, *current.board.effects)}.values())
+        if current
+        else [],
+        untold=UNTOLD,
         plot=Plot.of(current) if current else None,
         command=command(current) if current else "",
         categories=[(ALL, None), *((name, category.rule) for name, category in CATEGORIES.items())],

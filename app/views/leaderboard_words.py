@@ -75,6 +75,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "effect_lists": ("One step more lists", "列表多一级"),
     "effect_bold": ("One step more bold", "粗体多一级"),
     "effect_value": ("{points} points ({lower} to {upper})", "{points} 分（{lower} 至 {upper}）"),
+    "effect_untold": ("cannot be told apart from the others", "无法与其他因素区分"),
     "wins_heading": ("Win rates, row against column", "胜率（行对列）"),
     "wins_text": ("Wins plus half of ties, of the votes on that pair.", "该组合的胜场加一半平局，占其票数之比。"),
     "meetings_heading": ("Votes by pair", "各组合票数"),

@@ -87,6 +87,11 @@ def test_no_pair_is_ever_out_of_reach():
     assert chances(votes)[0, 1] >= FLOOR_SHARE / 3
 
 
+def test_weight_of_zero_keeps_a_model_out_unless_no_pair_is_left():
+    assert chances(MANY, (0.0, 1.0, 1.0))[np.triu_indices(3, 1)].tolist() == [0, 0, 1]
+    assert chances(MANY, (0.0, 0.0, 1.0))[np.triu_indices(3, 1)] == pytest.approx([1 / 3] * 3)
+
+
 def test_memory_of_pairs_follows_votes_and_recounts(database):
     memory = Memory()
 
