@@ -81,9 +81,10 @@ class Engine:
         pool: PagePool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        dtype = torch_dtype(config.dtype)
+        device = backend.device if backend else torch.device("cpu")
+        dtype = torch_dtype(config.dtype, device)
         page_bytes = config.page_bytes or default_page_bytes(dtype.itemsize)
-        pool = pool or PagePool(config.kv_memory_bytes // page_bytes, page_bytes)
+        pool = pool or PagePool(config.kv_memory_bytes // page_bytes, page_bytes, device=device)
         self.config = config
         self.failure: str | None = None  # why the thread ended, if it was not told to
         self._step_began: float | None = None  # time.monotonic() of the step that runs now; None between two
@@ -638,10 +639,12 @@ def load_from_source(
     return load_checkpoint(fetch(source, cache_folder, progress), dtype=dtype, backend=backend, progress=progress)
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """ "auto" is bfloat16 where the processor multiplies it, else float32."""
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto" is bfloat16 on a GPU, and on a processor that multiplies it, else float32."""
     if name != "auto":
         return getattr(torch, name)
+    if device.type == "cuda":
+        return torch.bfloat16
     return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & processor_features() else torch.float32
 
 

@@ -1,7 +1,8 @@
-"""The decoder step on a processor: one signature, several backends. Knows pages, weights and shapes; nothing of ours.
+"""The decoder step: one signature, several backends. Knows pages, weights and shapes; nothing of ours.
 
-`spec` says what they share, `reference` is the definition in plain PyTorch, `cpu` the same in C++. Importing this
-package loads no torch, and it has no version attribute: transformers would take it for the hub's package of that name.
+`spec` says what they share, `reference` is the definition in plain PyTorch, `cpu` the same in C++, `triton` the same on
+an NVIDIA GPU. Importing this package loads no torch, and it has no version attribute: transformers would take it for
+the hub's package of that name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def _open_cpu(threads: int | None, **options: Any) -> Backend:
     return import_module("kernels.cpu").CpuBackend(threads, **options)
 
 
-BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference, "cpu": _open_cpu}
+def _open_triton(threads: int | None, **_: Any) -> Backend:
+    return import_module("kernels.triton").TritonBackend()
+
+
+BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference, "cpu": _open_cpu, "triton": _open_triton}
 
 
 def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path | None = None) -> Backend:
@@ -43,7 +48,7 @@ def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path |
         if name not in BACKENDS:
             raise ValueError(f"no kernel backend named {name!r}; there are: auto, {', '.join(BACKENDS)}")
         return BACKENDS[name](threads, cache_folder=cache_folder)
-    for candidate in ("cpu", "reference"):
+    for candidate in ("triton", "cpu", "reference") if _sees_a_gpu() else ("cpu", "reference"):
         try:
             backend = BACKENDS[candidate](threads, cache_folder=cache_folder)
             if candidate != "reference":
@@ -54,3 +59,7 @@ def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path |
         log.info("kernel backend: %s", backend.name)
         return backend
     raise AssertionError("the reference runs everywhere")
+
+
+def _sees_a_gpu() -> bool:
+    return import_module("torch").cuda.is_available()

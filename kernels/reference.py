@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels import drawing
 from kernels.spec import BLOCK_TOKENS, DecoderTraits, Draws, RopeTraits, StepBatch, layer_groups, weight_shapes
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
@@ -45,14 +46,15 @@ class ReferenceBackend:
     """Runs on whatever PyTorch runs on; `threads` sets PyTorch's own number for the whole process."""
 
     name = "reference"
+    device = torch.device("cpu")
 
     def __init__(self, threads: int | None = None):
         if threads is not None:
             torch.set_num_threads(threads)
 
     def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
-        if dtype not in (torch.bfloat16, torch.float32):
-            return f"the reference computes in bfloat16 or float32, not {dtype}"
+        if dtype not in DTYPES:
+            return f"the reference computes in bfloat16, float16 or float32, not {dtype}"
         if traits.activation not in ACTIVATIONS:
             return f"activation {traits.activation!r} is none of {', '.join(ACTIVATIONS)}"
         return None

@@ -44,14 +44,15 @@ def _logits(backend: Backend, dtype: torch.dtype) -> torch.Tensor:
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in weight_shapes(_TRAITS).items()}
     decoder = backend.pack(_TRAITS, weights, dtype)
     blocks, units = -(-_ROWS // BLOCK_TOKENS), 2 * _TRAITS.num_kv_heads
-    pool = torch.zeros(2 * blocks, units * BLOCK_TOKENS * _HEAD_DIM * dtype.itemsize, dtype=torch.uint8)
+    pool = torch.zeros(2 * blocks, units * BLOCK_TOKENS * _HEAD_DIM * dtype.itemsize, dtype=torch.uint8).to(
+        backend.device
+    )
     tables = tuple(torch.arange(g * blocks, (g + 1) * blocks, dtype=torch.int32).view(1, -1, 1) for g in range(2))
     logits = []
     for first, end in ((0, _ROWS - 1), (_ROWS - 1, _ROWS)):
         rows = torch.arange(end - first, dtype=torch.int32)
         tokens, positions = (rows + first) * 7 % _TRAITS.vocab_size, rows + first
         starts, context = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - first], [end]))
-        logits.append(
-            backend.forward(decoder, pool, StepBatch(tokens, positions, starts, context, tables, rows)).clone()
-        )
+        batch = StepBatch(tokens, positions, starts, context, tables, rows)
+        logits.append(backend.forward(decoder, pool, batch).cpu().clone())
     return torch.cat(logits)

@@ -111,6 +111,7 @@ class Backend(Protocol):
     """One implementation of the decoder step. Every backend gives the reference's values within stated bounds."""
 
     name: str
+    device: torch.device  # where the pool has to lie, and where logits come; a batch comes from the processor
 
     def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
         """Why this backend cannot run such a decoder, or None."""

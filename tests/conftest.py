@@ -1,5 +1,9 @@
 """What several folders of tests share: the databases, and which file begins first where two workers share the suite."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whoever does
+
 import pytest
 
 pytest_plugins = ["tests.databases"]

@@ -54,7 +54,7 @@ class Runner:
 
     def forward(self, pool: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Writes the batch's KV into `pool` (uint8 [page, page_bytes]); returns fp32 logits [wanted, vocab]."""
-        return self.backend.forward(self.decoder, pool, batch)
+        return self.backend.forward(self.decoder, pool, batch).cpu()
 
     def chat_format(self, name: str | None) -> ChatFormat:
         """The named format over this checkpoint's tokenizer; None is `chat`. Raises CheckpointError."""

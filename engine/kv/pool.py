@@ -11,7 +11,10 @@ import torch
 class PagePool:
     """`order` is the sequence in which pages are handed out at first (a test shuffles it)."""
 
-    def __init__(self, total: int, page_bytes: int, order: np.ndarray | None = None) -> None:
+    def __init__(
+        self, total: int, page_bytes: int, order: np.ndarray | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = device
         self.total = total
         self.page_bytes = page_bytes
         self.free = total
@@ -21,7 +24,7 @@ class PagePool:
     @cached_property
     def memory(self) -> torch.Tensor:
         """uint8 [page, page_bytes], not initialised. Made at first use: who only counts pages needs none."""
-        return torch.empty((self.total, self.page_bytes), dtype=torch.uint8)
+        return torch.empty((self.total, self.page_bytes), dtype=torch.uint8, device=self.device)
 
     @property
     def free_pages(self) -> np.ndarray:

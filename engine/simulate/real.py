@@ -44,7 +44,9 @@ PARTS = ("every step", "a sequence that decodes", "a token of context", "a token
 def load_runner(config: EngineConfig, context_length: int) -> Runner:
     backend = kernels.load(config.backend, config.threads or None, cache_folder=config.cache_folder)
     folder = fetch(SOURCE, config.cache_folder, lambda *counts: None)
-    runner = load_checkpoint(folder, dtype=torch_dtype(config.dtype), backend=backend, progress=lambda *counts: None)
+    runner = load_checkpoint(
+        folder, dtype=torch_dtype(config.dtype, backend.device), backend=backend, progress=lambda *counts: None
+    )
     return replace(runner, context_length=context_length)
 
 

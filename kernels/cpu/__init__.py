@@ -59,6 +59,8 @@ class CpuBackend:
 
     PyTorch is left with one thread in the whole process."""
 
+    device = torch.device("cpu")
+
     def __init__(self, threads: int | None = None, *, cache_folder: Path | None = None, isa: str = "native"):
         """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS)."""
         torch.set_num_threads(1)  # OpenMP's go on spinning after each call, beside ours

@@ -33,22 +33,26 @@ STEP = ((2, 1, 300), (0, 23, 37), (3, 5, 0), (1, 1, 16), (4, 1, 531), (5, 60, 0)
 
 
 class OpRun:
-    """A backend with the past of STEP in its pages; every op on operands drawn from one seed."""
+    """A backend with the past of a step in its pages; every op on operands drawn from one seed.
 
-    def __init__(self, backend, traits: DecoderTraits, dtype: torch.dtype):
-        self.decoder = backend.pack(traits, random_weights(traits), dtype)
-        self.traits, self.dtype = traits, dtype
-        pages = Pages(traits, dtype)
-        for number, parts in enumerate((*PAST, STEP)):
+    `past_by` is the backend that writes the past: another one of the same layout may be faster.
+    """
+
+    def __init__(self, backend, traits: DecoderTraits, dtype: torch.dtype, past=PAST, step=STEP, past_by=None):
+        self.traits, self.dtype, self.device = traits, dtype, backend.device
+        pages, past_by = Pages(traits, dtype), past_by or backend
+        for number, parts in enumerate((*past, step)):
             batch = pages.step([(s, [(s * 7 + i) % traits.vocab_size for i in range(n)], at) for s, n, at in parts])
             self.rows = len(batch.tokens)
-            self.ops = backend.ops(self.decoder, pages.pool, batch)
-            if number < len(PAST):
+            one = past_by if number < len(past) else backend
+            self.ops = one.ops(one.pack(traits, random_weights(traits), dtype), pages.pool.to(one.device), batch)
+            if number < len(past):
                 for layer in range(traits.num_layers):
-                    self.ops.project_qkv(layer, self.draw(number, traits.hidden_size))
+                    self.ops.project_qkv(layer, self.draw(number, traits.hidden_size).to(one.device))
 
     def draw(self, seed: int, *width: int) -> Tensor:
-        return torch.randn(self.rows, *width, generator=torch.Generator().manual_seed(seed))
+        values = torch.randn(self.rows, *width, generator=torch.Generator().manual_seed(seed))
+        return values.to(self.device)
 
     def act(self, seed: int, *width: int) -> Tensor:
         return self.draw(seed, *width).to(self.dtype).float()
@@ -65,10 +69,10 @@ class OpRun:
                 f"project_gate_up {layer}": self.ops.project_gate_up(layer, x),
                 f"project_down {layer}": self.ops.project_down(layer, x, self.act(14, traits.intermediate_size)),
             }
-        return results
+        return {op: values.float().cpu() for op, values in results.items()}
 
 
-def differences(backend, traits: DecoderTraits, dtype: torch.dtype) -> dict[str, float]:
-    """Largest difference from the reference by op, over the largest value."""
-    ours, theirs = (OpRun(one, traits, dtype).results() for one in (backend, ReferenceBackend()))
+def differences(backend, traits: DecoderTraits, dtype: torch.dtype, **steps) -> dict[str, float]:
+    """Largest difference from the reference by op, over the largest value; `steps` as of OpRun."""
+    ours, theirs = (OpRun(one, traits, dtype, **steps).results() for one in (backend, ReferenceBackend()))
     return {op: float((ours[op] - theirs[op]).abs().max() / theirs[op].abs().max()) for op in theirs}

@@ -1,0 +1,105 @@
+"""Decodes as CUDA graphs: a step of small kernels is launched as one, at padded batch sizes.
+
+A graph replays the very addresses that it captured, so each size has input buffers of its own, filled before a replay;
+the missing rows are padding (position -1, context 0), for which no kernel reads or writes a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.spec import StepBatch
+from kernels.triton.plan import SPAN, Plan, make_plan
+
+if TYPE_CHECKING:
+    from kernels.triton import TritonBackend, TritonDecoder
+
+SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # rows that a graph is made for
+
+
+@dataclass(frozen=True)
+class Captured:
+    plan: Plan  # whose tensors are the inputs
+    logits: Tensor
+    replay: Callable[[], None]
+
+
+@dataclass
+class DecodeGraphs:
+    """The graphs of one decoder, made when first needed."""
+
+    made: dict[tuple, Captured] = field(default_factory=dict)
+
+    def fits(self, batch: StepBatch) -> bool:
+        """Only decodes, each with its logits wanted in order: what every step is but those with a prefill."""
+        rows = len(batch.tokens)
+        return rows == len(batch.context_lens) == len(batch.logit_rows) and rows <= SIZES[-1]
+
+    def replay(self, decoder: TritonDecoder, pool: Tensor, batch: StepBatch, backend: TritonBackend) -> Tensor:
+        padded = pad(batch)
+        plan = make_plan(decoder.traits, decoder.windows, padded, backend.device)
+        key = (pool.data_ptr(), len(padded.tokens), plan.spans, *(table.shape for table in plan.page_tables))
+        if key not in self.made:
+            self.made[key] = capture(plan, lambda: backend.run(decoder, pool, plan))
+        captured = self.made[key]
+        refill(captured.plan, plan)
+        captured.replay()
+        return captured.logits[: len(batch.tokens)]
+
+
+def pad(batch: StepBatch) -> StepBatch:
+    """Rows up to one of SIZES, tables and contexts up to a power of two of spans, so that few graphs serve all."""
+    rows = len(batch.tokens)
+    size = next(size for size in SIZES if size >= rows)
+    more = size - rows
+    numbers = torch.arange(size + 1, dtype=torch.int32)
+    return StepBatch(
+        tokens=_longer(batch.tokens, more, 0),
+        positions=_longer(batch.positions, more, -1),
+        query_starts=numbers,
+        context_lens=_longer(batch.context_lens, more, 0),
+        page_tables=tuple(_wider(table, size) for table in batch.page_tables),
+        logit_rows=numbers[:-1],
+    )
+
+
+def _longer(values: Tensor, more: int, value: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, more), value=value)
+
+
+def _wider(table: Tensor, rows: int) -> Tensor:
+    per_span = SPAN // 16
+    spans = max(1, -(-table.shape[1] // per_span))
+    blocks = per_span << (spans - 1).bit_length()
+    wider = torch.full((rows, blocks, table.shape[2]), -1, dtype=torch.int32)
+    wider[: len(table), : table.shape[1]] = table
+    return wider
+
+
+def capture(plan: Plan, run: Callable[[], Tensor]) -> Captured:
+    """Three runs beside the main stream first, as torch.cuda.graph wants: kernels compile, libraries set up."""
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(warmup)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = run()
+    return Captured(plan, logits, graph.replay)
+
+
+def refill(target: Plan, source: Plan) -> None:
+    """Copies what a step brings into the buffers that a graph reads."""
+    if target is source:
+        return
+    for name in ("tokens", "positions", "context_lens"):
+        getattr(target, name).copy_(getattr(source, name), non_blocking=True)
+    for ours, theirs in zip(target.page_tables, source.page_tables, strict=True):
+        ours.copy_(theirs, non_blocking=True)
