@@ -123,11 +123,7 @@ class Cells:
         first, second = np.where(swap, games.right, games.left), np.where(swap, games.left, games.right)
         columns = [np.where(swap, 1 - games.score, games.score)]
         columns += [np.where(swap, -values, values) for values in games.covariates.values()]
-        key = first * n + second
-        for column in columns:  # each step numbers the distinct rows so far
-            values, number = np.unique(column, return_inverse=True)
-            key = _numbered(key)[1] * max(len(values), 1) + number
-        example, cell = _numbered(key)
+        example, cell = _alike(first * n + second, columns)
         weight = np.ones(len(games)) if games.weight is None else games.weight
         by_visitor = None
         if games.visitor is not None:
@@ -186,6 +182,26 @@ class Cells:
             (cells, self.num_parameters),
         ).tocsr()
 
+    @cached_property
+    def merged(self) -> tuple[Cells, csr_array]:
+        """The cells that differ in their score alone as one, of score 1; and [merged, cell] which went into which."""
+        example, place = _alike(self.first * self.num_models + self.second, self.covariates.T)
+        ones = np.ones(len(place))
+        into = coo_array((ones, (place, np.arange(len(place)))), (len(example), len(place))).tocsr()
+        count = into @ self.count
+        return (
+            Cells(
+                self.num_models,
+                self.first[example],
+                self.second[example],
+                np.ones(len(example)),
+                count,
+                count,
+                self.covariates[example],
+            ),
+            into,
+        )
+
     def counted(self, count: np.ndarray) -> Cells:
         """The same cells with other counts of games, each of weight 1."""
         return replace(self, count=count, square=count, by_visitor=None)
@@ -224,22 +240,38 @@ class Cells:
 
     def islands(self) -> np.ndarray:
         """Which island each model lies on: models are on one island if a chain of games joins them. [model] int."""
-        return self._components("weak", (self.count > 0, self.first, self.second))
+        there = self.count > 0
+        edges = (np.ones(there.sum()), (self.first[there], self.second[there]))
+        graph = coo_array(edges, (self.num_models, self.num_models)).tocsr()
+        return connected_components(graph, directed=False)[1]
 
     def is_strongly_connected(self) -> bool:
         """Whether each model beat or tied with another in a chain that leads to any third: then the likelihood has
         one finite maximum (Ford 1957)."""
-        wins = (self.count > 0) & (self.score > 0)
-        losses = (self.count > 0) & (self.score < 1)
-        return bool(
-            np.all(self._components("strong", (wins, self.first, self.second), (losses, self.second, self.first)) == 0)
-        )
+        there = self.count > 0
+        wins, losses = there & (self.score > 0), there & (self.score < 1)
+        beat = np.zeros((self.num_models, self.num_models), bool)
+        beat[self.first[wins], self.second[wins]] = True
+        beat[self.second[losses], self.first[losses]] = True
+        return _reaches_all(beat) and _reaches_all(beat.T)
 
-    def _components(self, connection: str, *edges: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
-        start = np.concatenate([start[there] for there, start, _ in edges])
-        end = np.concatenate([end[there] for there, _, end in edges])
-        graph = coo_array((np.ones(len(start)), (start, end)), (self.num_models, self.num_models)).tocsr()
-        return connected_components(graph, directed=True, connection=connection)[1]
+
+def _reaches_all(leads: np.ndarray) -> bool:
+    """Whether from the first a chain of `leads` [from, to] goes to every other."""
+    reached = np.arange(len(leads)) == 0
+    new = reached
+    while new.any():
+        new = leads[new].any(axis=0) & ~reached
+        reached = reached | new
+    return bool(reached.all())
+
+
+def _alike(key: np.ndarray, columns: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The place of one example of each distinct row of key and columns, and the number of each row among them."""
+    for column in columns:  # each step numbers the distinct rows so far
+        values, number = np.unique(column, return_inverse=True)
+        key = _numbered(key)[1] * max(len(values), 1) + number
+    return _numbered(key)
 
 
 def _numbered(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

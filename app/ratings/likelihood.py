@@ -152,20 +152,27 @@ def refit(likelihood: Likelihood, cells: Cells, counts: np.ndarray, start: np.nd
 
 
 def _climb_together(likelihood, cells, counts, start, chord, prior) -> tuple[np.ndarray, np.ndarray]:
-    """[round, parameter], and [round] bool whether it has arrived."""
+    """[round, parameter], and [round] bool whether it has arrived.
+
+    A slope is what the scores say less what the lead made one expect, so that cells which differ in score alone can
+    climb as one: `counts` games of score 1, and what the scores say apart from that.
+    """
+    merged, into = cells.merged
+    aside = [np.asarray(part) for part in likelihood.slope(cells.score, 0.0, 0.0)]
+    of_one = likelihood.slope(np.float64(1.0), 0.0, 0.0)
+    told = [into @ (counts * (part - one)).T for part, one in zip(aside, of_one, strict=True)]
+    games = into @ counts.T  # [merged, round]
     parameters = np.repeat(start[None], len(counts), axis=0)
-    design, width = cells.design, cells.num_parameters
-    counts, score = counts.T, cells.score[:, None]
-    arrived = np.zeros(counts.shape[1], bool)
-    left = np.arange(counts.shape[1])
+    design, width = merged.design, cells.num_parameters
+    arrived = np.zeros(len(counts), bool)
+    left = np.arange(len(counts))
     for _ in range(CHORD_STEPS):
         here = parameters[left]
         own = here[:, width] if likelihood.own_parameters else 0.0
-        by_lead, by_own = likelihood.slope(score, design @ here[:, :width].T, own)
-        weights = counts if len(left) == counts.shape[1] else counts[:, left]
-        slope = (design.T @ (weights * by_lead)).T
+        by_lead, by_own = likelihood.slope(np.float64(1.0), design @ here[:, :width].T, own)
+        slope = (design.T @ (games[:, left] * by_lead + told[0][:, left])).T
         if likelihood.own_parameters:
-            slope = np.concatenate([slope, (weights * by_own).sum(axis=0)[:, None]], axis=1)
+            slope = np.column_stack([slope, (games[:, left] * by_own + told[1][:, left]).sum(axis=0)])
         step = (slope - prior * here) @ chord
         parameters[left] = here + step
         size = np.abs(step).max(axis=1)
