@@ -53,7 +53,7 @@ class EngineConfig:
     )
     backend: str = setting(
         "auto",
-        "Kernels to run; auto is Triton on an NVIDIA GPU, else C++ where it can be compiled, else the PyTorch reference.",
+        "Kernels to run; auto is Triton on an NVIDIA GPU, else C++ where it compiles, else the PyTorch reference.",
         choices=("auto", "triton", "cpu", "reference"),
     )
     threads: int = setting(0, "Threads of a forward; 0 takes every core this process may use.", unit="threads", least=0)
