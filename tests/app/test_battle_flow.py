@@ -311,7 +311,7 @@ def test_a_battle_of_somebody_else_is_not_there(site, visitor):
     assert visitor.vote(battle).status_code == 200
 
 
-@pytest.mark.parametrize("battle", [uuid.uuid4().hex, "1", "../admin", "' OR 1=1 --", "é" * 40])
+@pytest.mark.parametrize("battle", ["7d65f57468e240268907469cf4019702", "1", "../admin", "' OR 1=1 --", "é" * 40])
 def test_a_made_up_battle_is_not_there(visitor, battle):
     assert visitor.post(f"/api/battles/{battle}/vote", json={"kind": "a"}).status_code == 404
     assert visitor.get(f"/api/battles/{battle}").status_code == 404
