@@ -95,17 +95,20 @@ class Line:
             del self._queues[sequence.priority, sequence.client]
 
     def first(self, running: Iterable[Sequence]) -> Sequence:
-        """Who is next; somebody must wait. Counts as they are charged. Of whom nothing runs goes before the others: so
-        one that was preempted for somebody is never let in again before them."""
+        """Who is next; somebody must wait. Counts as they are charged.
+
+        Of whom nothing runs at that priority goes before the others: so one that was preempted for somebody
+        (`Scheduler._who_yields`) is never let in again before them.
+        """
         if len(self._queues) == 1:
             return next(iter(self._queues.values()))[0]
-        clients = {each.client for each in running}
-        models = {model for model, _ in clients}
+        clients = {(each.priority, each.client) for each in running}
+        models = {(priority, model) for priority, (model, _) in clients}
 
         def place(sequence: Sequence) -> tuple:
             priority, of_model, of_user = self.rank(sequence)
-            runs = sequence.client[0] in models, sequence.client in clients
-            return priority, runs[0], of_model, runs[1], of_user, sequence.arrival
+            model_runs, client_runs = (priority, sequence.client[0]) in models, (priority, sequence.client) in clients
+            return priority, model_runs, of_model, client_runs, of_user, sequence.arrival
 
         return min((queue[0] for queue in self._queues.values()), key=place)
 

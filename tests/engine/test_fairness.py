@@ -117,6 +117,19 @@ def test_the_smaller_priority_goes_first_and_takes_the_place_of_a_larger():
     assert [each.token_ids for each in later] == [each.expected() for each in later]
 
 
+def test_a_place_taken_for_one_that_waits_is_not_given_back_though_an_urgent_one_of_its_model_runs():
+    rig = rig_of(FULL, **TIGHT | {"max_sequences": 3})
+    rig.put("twin", "a")
+    urgent = rig.ask("twin", words(100, seed=0), 60, terms=Terms("urgent", priority=-1))
+    crowd = [rig.ask("a", words(10, seed), 60, terms=Terms("crowd")) for seed in (1, 2)]
+    for _ in range(10):  # the model of the urgent one has been served most
+        rig.engine.step()
+    late = rig.ask("twin", words(30, seed=3), 5, terms=Terms("late"))
+    assert steps_until(rig, late) <= 4
+    rig.until(lambda: all(answer.reason for answer in (urgent, late, *crowd)))
+    rig.drain()
+
+
 def test_of_two_that_wait_the_urgent_one_runs_first():
     rig = rig_of(FULL, max_sequences=1)
     first, last, urgent = (rig.ask("a", words(9, n), 5, terms=Terms(priority=p)) for n, p in enumerate((0, 0, -3)))
