@@ -94,7 +94,7 @@ class Gate:
         send = with_request_id(send, request_id if REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex.encode())
         try:
             self._check_request_id(request_id)
-            scope["state"]["request_id"] = request_id.decode()
+            scope.setdefault("state", {})["request_id"] = request_id.decode()
             self._check_host(headers)
             self._check_key(scope["path"], headers)
             body = await self._read(headers, receive)
