@@ -283,12 +283,14 @@ class Engine:
         self._deliver(choice.request, event)
 
     def _fail(self, sequence: Sequence, why: str) -> None:
-        """Ends what a sequence is part of and tells its owner; what it alone wrote is not found again."""
+        """Ends what a sequence is part of and tells its owner; what that alone wrote is not found again."""
         owner = sequence.owner
         self.scheduler.remove(sequence, in_doubt=True)
         if isinstance(owner, Model):
             self._model_failed(owner, f"its system prompt could not be computed: {why}")
         elif owner is not None:
+            for sibling in owner.request.sequences:
+                self.scheduler.remove(sibling, in_doubt=True)
             self._end(owner.request, "error", why)
 
     def _end(self, request: Request, reason: str, error: str | None = None) -> None:

@@ -225,6 +225,19 @@ def test_a_row_of_nan_fails_its_own_request_only():
     assert again.last.cached_tokens == 0, "what a failed request wrote is not found"
 
 
+def test_what_several_answers_of_a_failed_request_wrote_together_is_not_found_again():
+    rig = rig_of(FULL)
+    bad, forward = rig.ask("a", words(40), 20, n=3, temperature=1.0), rig.checkpoints["a"].forward
+    for _ in range(4):
+        rig.engine.step()
+    assert rig.memory.blocks.shared
+    rig.checkpoints["a"].forward = None
+    rig.engine.step()
+    rig.checkpoints["a"].forward = forward
+    assert [event.finish_reason for event in bad.events if event.finish_reason] == ["error"] * 3
+    assert rig.generate("a", words(40)).last.cached_tokens == 0
+
+
 def test_a_failing_forward_fails_its_own_requests_and_the_engine_goes_on():
     rig = rig_of(HYBRID, names="ab")
     rig.checkpoints["a"].crash_token = 7
