@@ -94,8 +94,8 @@ const char* arena_draw(Engine* engine, const DrawInput* input) {
     std::lock_guard<std::mutex> lock(engine->mutex);
     const DenormalsOff denormals_off;
     for (Drawer& drawer : engine->drawers) drawer.reserve(input->vocab);
-    engine->team.each(input->rows, 1, [&](int thread, int64_t row, int64_t) {
-      input->tokens[row] = engine->drawers[thread].draw(*input, static_cast<int>(row));
+    engine->team.each(input->rows, 1, [&](int thread, int64_t row, int64_t end) {
+      for (; row < end; row++) input->tokens[row] = engine->drawers[thread].draw(*input, static_cast<int>(row));
     });
     return nullptr;
   });

@@ -109,13 +109,13 @@ class Step {
     const auto& pieces = w.pieces[t.group[layer]];
     const int64_t count = pieces.size(), total = count * t.kv_heads;
     const auto work_of = [&](int64_t number) { return Work{&pieces[number % count], static_cast<int>(number / count), pieces[number % count].first_tile}; };
-    team.each(total, 1, [&](int thread, int64_t number, int64_t) {
+    team.each(total, 1, [&](int thread, int64_t number, int64_t end) {
       Work work = work_of(number), next;
       Tile<P> tile, next_tile;
       locate(layer, work, tile);
-      for (bool last = false; !last; work = next, tile = next_tile) {
-        last = work.is_last();
-        next = last ? work_of((number + 1) % total) : work.following();
+      for (; number < end; work = next, tile = next_tile) {
+        const bool last = work.is_last();
+        next = last ? work_of(++number % total) : work.following();
         locate(layer, next, next_tile);
         tile.follow_with(next_tile);
         const Queries<P> queries = queries_of(layer, work);

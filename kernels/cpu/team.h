@@ -106,7 +106,8 @@ class Team {
   int count() const { return count_; }
 
   // Calls body(thread, first, end) until every one of 0 .. total - 1 lay in one of the calls' first .. end - 1, no more
-  // than `grain` of them in each, and returns when all calls have. What they wrote is visible after. One caller at a time.
+  // than `grain` of them in each (or total / kMost, where that is more), and returns when all calls have. What they wrote
+  // is visible after. One caller at a time.
   template <class Body>
   void each(int64_t total, int64_t grain, Body&& body) {
     grain = std::max({grain, int64_t{1}, (total + Run::kMost - 1) / Run::kMost});

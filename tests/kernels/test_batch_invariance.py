@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import CpuBackend
-from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights
+from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights, rope
 
 CASES = {
     f"{name} {str(dtype).removeprefix('torch.')}": (traits, dtype)
@@ -97,3 +97,16 @@ def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype):
         batch = pages.step([(sequence, [sequence * 3 % traits.vocab_size], 0) for sequence in order])
         logits = cpu.forward(decoder, pages.pool, batch)
         assert all(torch.equal(logits[row], alone[sequence]) for row, sequence in enumerate(order)), size
+
+
+def test_more_heads_of_rows_than_a_team_has_chunks_attend_alike(cpu):
+    """1,100 decodes of 64 heads are 70,400 pieces of attention; a phase has 65,535 chunks at most."""
+    heads = dict(num_heads=64, num_kv_heads=64, head_dim=16, layer_windows=(None,), layer_ropes=(rope(16),))
+    traits = llama_traits(hidden_size=16, intermediate_size=16, **heads)
+    decoder = cpu.pack(traits, random_weights(traits), torch.bfloat16)
+    pages = Pages(traits, torch.bfloat16, units_per_page=128, total=1100)
+    batch = pages.step([(sequence, [sequence % traits.vocab_size], 0) for sequence in range(1100)])
+    together = cpu.forward(decoder, pages.pool, batch).clone()
+    for sequence in (0, 1, 550, 551, 1099):
+        alone = pages.step([(sequence, [sequence % traits.vocab_size], 0)])
+        assert torch.equal(cpu.forward(decoder, pages.pool, alone)[0], together[sequence]), sequence

@@ -130,6 +130,12 @@ def test_no_rows_give_no_tokens(backend):
     assert backend.draw(torch.empty(0, 9), draws_of([])).tolist() == []
 
 
+def test_more_rows_than_a_team_has_chunks_all_get_a_token(backend):
+    logits = torch.zeros(70_000, 2)
+    logits[::3, 1] = 1.0
+    assert torch.equal(backend.draw(logits, draws_of([{"temperature": 0.0}] * 70_000)), logits.argmax(-1).int())
+
+
 def test_few_candidates_and_many_agree(monkeypatch):
     logits = torch.randn(32, 2048, generator=torch.Generator().manual_seed(3))
     draws = draws_of(SETTINGS * 2)
