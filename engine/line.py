@@ -50,6 +50,10 @@ class Line:
 
     # Who is there
 
+    def knows(self, client: tuple[str, str]) -> bool:
+        """Whether it is here already. Before one comes who is not, others must be charged for what they had alone."""
+        return client in self._users
+
     def enter(self, sequence: Sequence, arrival: int | None = None) -> None:
         sequence.arrival = next(self._arrivals) if arrival is None else arrival
         model, _ = sequence.client

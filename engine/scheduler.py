@@ -55,6 +55,8 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
+        if not self.waiting.knows(sequence.client):
+            self.waiting.charge(self.running)
         self.waiting.enter(sequence)
         self.waiting.append(sequence)
 
