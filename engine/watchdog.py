@@ -29,7 +29,8 @@ class Deadlines:
 
 
 class Watchdog:
-    """A request is stuck when it runs, or nothing runs, and for `patience` seconds none of its tokens was computed."""
+    """A request is stuck when for `patience` seconds none of its tokens was computed and it did not wait its turn: for
+    a place beside those that run, or with a prompt for those of others."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -41,21 +42,33 @@ class Watchdog:
         if now < self._next_look:
             return []
         self._next_look = now + self._patience / 4
-        anyone_runs = any(is_running(request) for request in requests)
         seen, self._seen = self._seen, {}
+        progress = {each.id: progress_of(each) for each in requests}
+        running = [each for each in requests if is_running(each)]
+        moved = [each for each in running if progress[each.id] != seen.get(each.id, (None, now))[0]]
         found = []
         for request in requests:
-            progress = tuple((each.computed, each.length) for each in request.sequences)
             before, since = seen.get(request.id, (None, now))
-            waits_its_turn = anyone_runs and not is_running(request)
-            self._seen[request.id] = (progress, since if progress == before and not waits_its_turn else now)
+            waits_its_turn = moved if prefills(request) else running and request not in running
+            same = progress[request.id] == before and not waits_its_turn
+            self._seen[request.id] = (progress[request.id], since if same else now)
             if now - self._seen[request.id][1] >= self._patience:
                 found.append(request)
         return found
 
 
+def progress_of(request: Request) -> tuple:
+    return tuple((each.computed, each.length) for each in request.sequences)
+
+
 def is_running(request: Request) -> bool:
-    return any(sequence.state is State.RUNNING for sequence in request.sequences)
+    return any(each.state is State.RUNNING for each in request.sequences)
+
+
+def prefills(request: Request) -> bool:
+    """Whether all of it that runs is in the middle of a prompt."""
+    running = [each for each in request.sequences if each.state is State.RUNNING]
+    return bool(running) and all(each.uncomputed > 1 for each in running)
 
 
 def dump(scheduler: Scheduler, memory: KVManager) -> str:

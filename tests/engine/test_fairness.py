@@ -78,6 +78,22 @@ def test_who_was_idle_has_no_claim_on_what_others_were_served_meanwhile():
     rig.drain()
 
 
+def test_what_one_was_served_alone_is_not_owed_to_who_comes():
+    rig = rig_of(FULL)
+    rig.put("twin", "a")
+    rig.ask("a", words(20), 100, terms=Terms("first"))
+    for _ in range(50):
+        rig.engine.step()
+    rig.ask("a", words(20, 1), 100, terms=Terms("second"))
+    rig.ask("twin", words(20, 2), 100)
+    rig.engine._run_commands()
+    line = rig.scheduler.waiting
+    (running,), (newcomer, of_twin) = rig.scheduler.running, line
+    assert line.rank(running) == line.rank(newcomer)
+    assert line.rank(running)[1] == line.rank(of_twin)[1], "of one model and of the other"
+    rig.drain()
+
+
 def test_within_one_client_who_came_first_is_first():
     rig = rig_of(FULL, max_sequences=1)
     answers = [rig.ask("a", words(10, seed), 5) for seed in range(6)]
@@ -193,6 +209,25 @@ def test_a_request_that_makes_no_progress_is_failed_with_a_dump(monkeypatch, cap
     assert other.reason is None
     assert f"RUNNING {stuck.id}: computed 20 of 21 tokens" in caplog.text
     assert "pages: 400 in all" in caplog.text
+
+
+def test_prompts_that_run_and_wait_for_those_before_them_are_not_stuck():
+    rig = rig_of(pages=2000, max_batch_tokens=16, prefill_tokens_beside_decodes=16, stall_seconds=10)
+    asked = [rig.ask("a", words(64, seed), 2) for seed in range(20)]
+    while rig.engine.step():
+        rig.now += 1.0
+    assert [each.reason for each in asked] == ["length"] * 20
+
+
+def test_a_prompt_that_makes_no_progress_while_nothing_does_is_stuck(monkeypatch):
+    rig = rig_of(max_batch_tokens=16, stall_seconds=10)
+    asked = rig.ask("a", words(64), 2)
+    rig.engine.step()
+    monkeypatch.setattr(Scheduler, "_share_out", lambda self, space: ([], []))
+    for _ in range(20):
+        rig.engine.step()
+        rig.now += 1.0
+    assert asked.reason == "error"
 
 
 def test_one_that_waits_its_turn_for_long_is_not_stuck():
