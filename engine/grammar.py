@@ -29,6 +29,8 @@ def as_object(schema: dict[str, Any] | str) -> dict[str, Any]:
     return schema
 
 
+LEADS_NOWHERE = "NoExtensionBias"  # the one of llguidance's errors that is an end: nothing goes on from here
+
 GRAMMARS: dict[str, Callable[[Any], str]] = {
     "json_object": lambda _: LLMatcher.grammar_from_json_schema({"type": "object"}),
     "json": lambda schema: LLMatcher.grammar_from_json_schema(as_object(schema)),
@@ -79,9 +81,8 @@ class Grammar:
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; whether nothing but an end may follow. Raises ValueError where the grammar gives up."""
-        if self._matcher.is_stopped():  # by `allowed`, which found that nothing goes on from here
-            return True
-        self._matcher.consume_token(token)
-        if self._matcher.is_error():
+        if not self._matcher.is_stopped():  # by `allowed`, which found that nothing goes on from here, or gave up
+            self._matcher.consume_token(token)
+        if self._matcher.is_error() and LEADS_NOWHERE not in self._matcher.get_error():
             raise ValueError(f"the grammar gave up: {self._matcher.get_error().strip()}")
         return self._matcher.is_stopped()

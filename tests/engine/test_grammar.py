@@ -8,9 +8,10 @@ import re
 import httpx
 import openai
 import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import InvalidParameter
-from engine.grammar import Grammars
+from engine.grammar import Grammar, Grammars
 from engine.request import Terms
 from tests.engine.fake_runner import HYBRID, TOKENIZER, FakeRunner
 from tests.engine.rig import Rig
@@ -196,6 +197,15 @@ def test_grammars_that_go_on_from_one_are_independent():
     (a,) = TOKENIZER.encode("a").ids
     assert not one.accept(a) and one.accept(a)
     assert other.allowed()[a] and not other.accept(a)
+
+
+def test_a_grammar_that_gives_up_while_it_looks_ahead_ends_no_answer_as_if_it_were_complete():
+    tokenizer = LLTokenizer(TOKENIZER.to_str(), n_vocab=384, eos_token=[2])
+    regex = LLMatcher.grammar_from_regex("(a|b)*a(a|b){20}")
+    grammar = Grammar(LLMatcher(tokenizer, regex, log_level=0, limits=LLParserLimits(step_lexer_fuel=20)), 12)
+    assert list(grammar.allowed().nonzero()[0]) == [2]
+    with pytest.raises(ValueError, match="gave up"):
+        grammar.accept(2)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("grammar", "start: start"), ("regex", ""), ("regex", r"[^\s\S]")])
