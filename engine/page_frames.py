@@ -58,15 +58,15 @@ async def page_frames(engine: Engine, is_over: Callable[[], bool] = lambda: Fals
     """First everything, then what changes, until it is over or the engine is dead. A glance costs microseconds while
     nothing changes."""
     page_map, stride = engine.page_map, -(-engine.page_map.states.size // MOST_DRAWN)
-    figures, told_at, drawn, seen = b"", -1.0, None, (-1, -1)
+    figures, told_at, drawn, asked_at = b"", -PING_SECONDS, None, (-1, -1)
     while not is_over():
-        parts, now = [], time.monotonic()
-        is_new = seen != (seen := (page_map.version, engine.counts.steps))
-        if now - told_at >= (FIGURES_SECONDS if is_new or drawn is None else PING_SECONDS):
+        parts, now, at = [], time.monotonic(), (page_map.version, engine.counts.steps)
+        if now - told_at >= (FIGURES_SECONDS if at != asked_at else PING_SECONDS):
             try:
                 fresh = orjson.dumps({**await asyncio.to_thread(engine.occupancy), "stride": stride})
             except EngineDead:
                 return
+            asked_at = at
             if fresh != figures or now - told_at >= PING_SECONDS:
                 figures, told_at = fresh, now
                 parts.append(message(FIGURES, figures))

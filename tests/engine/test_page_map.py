@@ -227,6 +227,24 @@ def test_reader_is_sent_everything_once_and_nothing_while_nothing_changes():
     assert np.array_equal(applied(applied(None, first), second), rig.engine.page_map.states)
 
 
+def test_figures_of_the_last_change_come_though_nothing_changes_after_it(monkeypatch):
+    monkeypatch.setattr(frames, "PING_SECONDS", 1000.0)
+    rig = rig_of(a=SYSTEM)
+
+    async def watch() -> list[dict]:
+        stream, told = frames.page_frames(rig.engine), []
+        while len(told) < 2:
+            told += [json.loads(payload) for kind, payload in messages(await anext(stream)) if kind == FIGURES]
+            if len(told) == 1 and not rig.scheduler.running:
+                rig.ask("a", PROMPT, max_tokens=2)
+                rig.engine.step()
+        await stream.aclose()
+        return told
+
+    before, after = asyncio.run(asyncio.wait_for(watch(), 10))
+    assert (before["running"], after["running"]) == (0, 1)
+
+
 def test_huge_pool_is_drawn_by_every_nth_page(monkeypatch):
     monkeypatch.setattr(frames, "MOST_DRAWN", 150)
     rig = rig_of(a=SYSTEM)
