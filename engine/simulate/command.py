@@ -20,6 +20,17 @@ EXPERIMENTS = {
     "real": "the real engine: its kernels and SmolLM2 in a small pool, by policy",
     "growth": "the real engine: what a step costs by sequences, context and models",
 }
+SIMULATED = frozenset({"machine", "trace", "requests", "block_tokens", "seed"})
+READ = {  # which options say something to an experiment; any other that is given is refused
+    "fig2": SIMULATED,
+    "fig13": SIMULATED,
+    "fig15": SIMULATED,
+    "fig16": SIMULATED - {"machine"},
+    "blocks": SIMULATED - {"block_tokens"},
+    "load": SIMULATED | {"rate", "policies", "samples", "prefix_tokens"},
+    "real": {"trace", "seed", "policies", "pool_mib", "steps", "warm_up", "clock"},
+    "growth": {"clock", "part"},
+}
 REQUESTS = 4000
 # The names of MACHINES, TRACES and POLICIES, which a test compares: to import them takes a second that --help need not.
 MACHINE_NAMES = (
@@ -75,7 +86,20 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def refuse_what_is_not_read(options: argparse.Namespace) -> None:
+    """Raises ConfigError, naming an option that was given and says nothing to the experiment."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, usual in vars(parser.parse_args([options.experiment])).items():
+        if name in READ[options.experiment] or name in ("experiment", "json", "plot"):
+            continue
+        if getattr(options, name) != usual:
+            flag = "--policy" if name == "policies" else "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} says nothing to the experiment {options.experiment}", param=flag)
+
+
 def run(config: EngineConfig, options: argparse.Namespace) -> int:
+    refuse_what_is_not_read(options)
     table = experiment(config, options)
     print(words(table), file=sys.stderr if options.json else sys.stdout)
     if options.json:

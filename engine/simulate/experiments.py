@@ -205,7 +205,7 @@ def fig15(common: dict[str, Any], trace: str = "") -> Table:
         (
             *ASSUMED,
             "all answers to a prompt are equally long; the last, begun block of the prompt is copied at the fork",
-            "beam search (paper: Alpaca 37.6 to 55.2, ShareGPT 44.3 to 66.3): this engine has none, so nothing is said",
+            "beam search (paper: Alpaca 37.6 to 55.2, ShareGPT 44.3 to 66.3) is not simulated",
         ),
         bars=paper_beside_ours(rows),
         axes=("", "% of blocks"),

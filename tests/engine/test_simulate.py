@@ -191,3 +191,16 @@ def test_what_is_not_there_is_refused_by_name(arguments, capsys):
     assert refused.value.code == 2
     assert isinstance(parser(), argparse.ArgumentParser)
     assert arguments.split()[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["fig2 --rate 3", "fig13 --policy max", "fig16 --machine opt-66b", "blocks --block-tokens 8", "growth --steps 9"],
+)
+def test_an_option_that_says_nothing_to_an_experiment_is_refused(arguments, capsys):
+    assert main(["simulate", *arguments.split()]) == 2
+    assert arguments.split()[1] in capsys.readouterr().err
+
+
+def test_every_experiment_says_what_it_reads():
+    assert command.READ.keys() == command.EXPERIMENTS.keys()
