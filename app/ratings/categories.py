@@ -15,7 +15,10 @@ from app.ratings.style import estimated_tokens
 LONG_TOKENS = 500
 HARD_SIGNS = 3
 
-CODE = re.compile(r"```|^\s*(?:def |class |import |#include|SELECT |function )", re.MULTILINE)
+# Anybody's text is searched, so no pattern may try a place again and again: hence the possessive `++` and `*+`, lines
+# that begin with space but not with a line break, and no `.*?` before what it could pass over.
+CODE = re.compile(r"```|^[^\S\n]*+(?:def |class |import |#include|SELECT |function )", re.MULTILINE)
+LIST_ITEM = r"(?:\d++[.)]|[-*•])(?=\s).*"
 LETTER = re.compile(r"[^\W\d_]")
 SCRIPTS = {
     "chinese": re.compile(r"[\u3400-\u9fff]"),
@@ -38,10 +41,12 @@ SIGNS_OF_HARD = {
     "sets bounds": re.compile(
         r"\b(?:must|at most|at least|exactly|without|only|no more than|between)\b|必须|至少|至多|不超过|恰好", re.I
     ),
-    "has numbers or formulas": re.compile(r"\d+(?:\.\d+)?\s*(?:%|[a-zA-Z]+\b)|[=<>^∑∫√]|\$[^$]+\$"),
+    "has numbers or formulas": re.compile(r"(?<!\d)\d++(?:\.\d++)?\s*+(?:%|[a-zA-Z]+\b)|[=<>^∑∫√]|\$[^$]+\$"),
     "shows code": CODE,
-    "is of several parts": re.compile(r"(?:^\s*(?:\d+[.)]|[-*•])\s.*\n?){2,}|\?[^?]+\?|？[^？]+？", re.MULTILINE),
-    "is of 40 words or more": re.compile(r"(?:\S+\s+){39}\S|[\u3400-\u9fff](?:.*?[\u3400-\u9fff]){59}", re.DOTALL),
+    "is of several parts": re.compile(rf"^[^\S\n]*+{LIST_ITEM}\n\s*+{LIST_ITEM}|\?[^?]+\?|？[^？]+？", re.MULTILINE),
+    "is of 40 words or more": re.compile(
+        r"(?<!\S)(?:\S++\s++){39}\S|[\u3400-\u9fff](?:[^\u3400-\u9fff]*+[\u3400-\u9fff]){59}"
+    ),
 }
 
 

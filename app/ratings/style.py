@@ -18,7 +18,7 @@ from app.ratings.games import Games
 
 CODE_BLOCK = re.compile(r"```[^`]*```")  # as theirs: a block that holds a backtick is not one
 HEADER = re.compile(r"^#{1,6}\s", re.MULTILINE)
-LIST_ITEM = re.compile(r"^\s*(?:\d+\.|[-*+])\s", re.MULTILINE)
+LIST_ITEM = re.compile(r"^[^\S\n]*+(?:\d+\.|[-*+])\s", re.MULTILINE)
 BOLD = re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__")
 CHARACTERS_A_TOKEN = 4  # where nobody counted tokens; the ratio of lengths hardly feels it
 WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")  # a token each

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import csv
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +109,21 @@ def test_categories_follow_their_rules(prompts, answers, expected):
 
 def test_every_category_says_its_rule():
     assert all(category.rule.endswith(".") for category in CATEGORIES.values())
+
+
+PIECES = (
+    *("\n", " ", " \n", "1", "1 ", "1.", "1)", "- ", "-\n", "-\n\n", "a", "a "),
+    *("?", "$", "#", "*", "_", "`", "中", "中\n"),
+)
+
+
+def read_hostile_texts() -> None:
+    for text in (*(piece * 20_000 for piece in PIECES), "中" * 50 + "a" * 100, "中a" * 59):
+        categories_of([text], [text])
+        style_of([text])
+
+
+def test_no_text_keeps_the_rules_busy():
+    """A pattern that tries a place again and again would take from minutes to for ever, and the website with it."""
+    code = f"from {__name__} import read_hostile_texts; read_hostile_texts()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[3])
