@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import make_url
-
 from app.errors import BadInput, ConfigError
+from db.connect import address
 
 PREFIX = "ARENA_"
 ENGINE_PREFIX = "ARENA_ENGINE_"
@@ -135,9 +134,9 @@ class AppConfig:
 
     def require_database(self) -> None:
         """For what only reads: raises BadInput where the SQLite file is not there, which connecting would make."""
-        address = make_url(self.database)
-        if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
-            raise BadInput(f"there is no database at {address.database}: arena serve makes one")
+        url = address(self.database)
+        if url.get_backend_name() == "sqlite" and not Path(url.database).is_file():
+            raise BadInput(f"there is no database at {url.database}: arena serve makes one")
 
     @property
     def proxy_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -275,6 +274,11 @@ def check(written: str, each: Any, value: Any) -> None:
             f"{written} is a secret that anybody would guess: use 8 characters or more, and none of the usual words",
             key=written,
         )
+    if each.name == "database_url" and value:
+        try:
+            address(value)
+        except ValueError as error:
+            raise ConfigError(f"{written}: {error}", key=written) from None
     if each.name == "trusted_proxies":
         for network in value:
             try:

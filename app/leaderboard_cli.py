@@ -92,10 +92,8 @@ def _sheet_of_database(args: argparse.Namespace, selection: Selection) -> Sheet:
         raise BadInput("--format is that of a FILE, and none was given")
     flags = {name: value for name in ("database_url", "data_folder") if (value := getattr(args, name)) is not None}
     config = AppConfig.load(flags, file=args.config)
-    try:
-        database = Database(config.database)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    config.require_database()
+    database = Database(config.database)
     try:
         database.upgrade_to_head()
         return leaderboard.sheet(database, selection)

@@ -92,8 +92,12 @@ def config_of(args: argparse.Namespace) -> AppConfig:
 
 
 @contextlib.contextmanager
-def opened(config: AppConfig) -> Iterator[Database]:
-    config.data_folder.mkdir(parents=True, exist_ok=True)
+def opened(config: AppConfig, *, may_be_new: bool = False) -> Iterator[Database]:
+    """The arena's database. Raises BadInput where there is none, unless it `may_be_new`."""
+    if may_be_new:
+        config.data_folder.mkdir(parents=True, exist_ok=True)
+    else:
+        config.require_database()
     database = Database(config.database)
     try:
         database.upgrade_to_head()
@@ -134,7 +138,7 @@ def import_votes(args: argparse.Namespace) -> int:
         raise BadInput("--columns takes three names, LEFT,RIGHT,WINNER, of a CSV file")
     found = format_named(args.format) if args.format and not columns else guess_format(args.file, columns)
     config = config_of(args)
-    with opened(config) as database:
+    with opened(config, may_be_new=True) as database:
         done = import_file(
             database, args.file, found, log_signer(config), skip_bad=args.skip_bad, same_models=args.same_models
         )

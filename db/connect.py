@@ -41,7 +41,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, busy_timeout_seconds: float = 5.0, max_connections: int = 8):
-        self.url = _with_driver(make_url(url))
+        self.url = address(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         make = _sqlite_engine if self.is_sqlite else _postgresql_engine
         self._engine = make(self.url, busy_timeout_seconds, max_connections)
@@ -137,7 +137,12 @@ class Database:
         self._engine.dispose()
 
 
-def _with_driver(url: URL) -> URL:
+def address(text: str) -> URL:
+    """Raises ValueError for what is no address of a database that we work with."""
+    try:
+        url = make_url(text)
+    except sqlalchemy.exc.ArgumentError as error:
+        raise ValueError(f"database must be sqlite:/// or postgresql://, not {text.partition(':')[0]!r}") from error
     if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() != "sqlite":

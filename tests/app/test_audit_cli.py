@@ -68,6 +68,7 @@ def test_visitor_is_forgotten_by_the_id_of_exports(arena):
 
 
 def test_unknown_visitor_is_refused(tmp_path, capsys):
+    Database(f"sqlite:///{tmp_path}/arena.sqlite3").upgrade_to_head()
     assert main(["visitors", "forget", "nobody", "--data-folder", str(tmp_path)]) == 1
     assert "there is no visitor nobody" in capsys.readouterr().err
 

@@ -38,6 +38,8 @@ def test_the_file_can_be_named_in_the_environment(tmp_path):
         ({"ARENA_ADMIN_KEY": "change-me"}, "ARENA_ADMIN_KEY"),
         ({"ARENA_TRUSTED_PROXIES": "10.0.0.0/99"}, "ARENA_TRUSTED_PROXIES"),
         ({"ARENA_SECURE_COOKIES": "perhaps"}, "ARENA_SECURE_COOKIES"),
+        ({"ARENA_DATABASE_URL": "mysql://x"}, "ARENA_DATABASE_URL"),
+        ({"ARENA_DATABASE_URL": "nonsense"}, "ARENA_DATABASE_URL"),
         ({"ARENA_READER_GRACE_SECONDS": "-1"}, "ARENA_READER_GRACE_SECONDS"),
     ],
 )

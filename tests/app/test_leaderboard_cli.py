@@ -9,6 +9,7 @@ import pytest
 
 from app.cli import main
 from db import queries
+from db.connect import Database
 from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
 
 VOTES = "left,right,winner\n" + "ant,bee,left\n" * 30 + "ant,bee,right\n" * 10 + "bee,cat,tie\n" * 30
@@ -68,16 +69,23 @@ def test_without_a_file_the_votes_of_the_database_are_rated(run, empty_url, conn
     assert [(row["model"], row["votes"], row["elo"]) for row in document["rows"]] == [("bee", 1, 1002), ("ant", 1, 998)]
 
 
-@pytest.mark.parametrize("words", [(), ("--database-url", "sqlite:///new.db"), ("--data-folder", "elsewhere")])
-def test_new_database_has_no_votes_yet(run, words, capsys):
-    assert run(*words) == 0
+def test_new_database_has_no_votes_yet(run, database, empty_url, capsys):
+    assert run("--database-url", empty_url) == 0
     assert capsys.readouterr().out == "No votes yet.\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--database-url", "sqlite:///new.db"), ("--data-folder", "elsewhere")])
+def test_database_that_is_not_there_is_missed_and_not_made(run, tmp_path, words, capsys):
+    assert run(*words) == 1
+    assert "there is no database at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_database_of_the_config_file_is_read(run, tmp_path, capsys):
     (tmp_path / "arena.toml").write_text('[web]\ndatabase_url = "sqlite:///configured.db"\n')
+    Database("sqlite:///configured.db").upgrade_to_head()
     assert main(["--config", str(tmp_path / "arena.toml"), "leaderboard"]) == 0
-    assert (tmp_path / "configured.db").exists()
+    assert capsys.readouterr().out == "No votes yet.\n"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,6 @@ def test_database_of_the_config_file_is_read(run, tmp_path, capsys):
         (("{votes}", "--database-url", "sqlite:///x.db"), "not both"),
         (("{votes}", "--data-folder", "x"), "not both"),
         (("--columns", "a,b,c"), "none was given"),
-        (("--database-url", "mysql://x"), "must be sqlite"),
         (("/nowhere/votes.csv",), "cannot read"),
     ],
 )
