@@ -3,7 +3,7 @@
     start ──> streaming ──> votable ──> voted
                  │  ▲          │
                  ▼  │ regenerate, retry, next turn
-             interrupted ──> void          (one of its models has left the arena)
+             interrupted ──> void          (a model of it has left, or its visitor was forgotten)
 
 Votable means: both sides of every turn show an answer, whole or ended by Stop. Everything else that ends a turn (an
 engine that failed, a reader who left, a restart of this process) makes it interrupted, to be answered anew. The

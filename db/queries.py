@@ -784,7 +784,8 @@ def release(session: Session, visitor_id: str, decided_by: str, now: datetime, s
 
 def forget_visitor(session: Session, visitor_id: str, anonymous_id: str, now: datetime) -> int:
     """Takes away who a visitor was and what was said: texts, cookie, address, and the salts under which the log's
-    digests cover them. The votes stay, under a row that nobody can find again; how many. Raises NotFound.
+    digests cover them. The votes stay, under a row that nobody can find again; how many. What is still under way ends,
+    so that no text is saved later. Raises NotFound.
 
     The log still verifies: its hashes cover digests, and without its salt a digest tells nothing.
     """
@@ -804,6 +805,9 @@ def forget_visitor(session: Session, visitor_id: str, anonymous_id: str, now: da
     session.flush()
     battles = select(Battle.id).where(Battle.visitor_id == visitor_id)
     turns = select(Turn.id).where(Turn.battle_id.in_(battles))
+    under_way = Answer.turn_id.in_(turns), Answer.state == "streaming"
+    session.execute(update(Answer).where(*under_way).values(state="interrupted"))
+    session.execute(update(Battle).where(Battle.visitor_id == visitor_id, Battle.state != "voted").values(state="void"))
     session.execute(update(Answer).where(Answer.turn_id.in_(turns)).values(text="", error=None))
     session.execute(update(Turn).where(Turn.battle_id.in_(battles)).values(prompt=""))
     session.execute(
