@@ -591,6 +591,7 @@ def _vote(
     session: Session, battle_id: str, visitor_id: str, kind: str, now: datetime, sign: vote_log.Sign | None
 ) -> Revealed:
     """A vote that is not blind, or that a visitor in quarantine gives, is recorded and does not count."""
+    queries.lock_votes(session)  # before the visitor is looked at: a quarantine of this moment holds for this vote
     not_counted = _not_counted(session, battle_id, visitor_id)
     vote = queries.cast_vote(
         session, battle_id=battle_id, visitor_id=visitor_id, kind=kind, now=now, sign=sign, **not_counted
@@ -601,21 +602,21 @@ def _vote(
 
 
 def _not_counted(session: Session, battle_id: str, visitor_id: str) -> dict[str, Any]:
-    """The decision that comes with the vote; empty where it counts."""
-    visitor = queries.find_visitor(session, visitor_id)
-    if visitor is not None and visitor.quarantined_at is not None:
-        return {"counted": False, "reason": "quarantine", "decided_by": "quarantine"}
+    """The decision that comes with the vote; empty where it counts. Whose quarantine is taken back gets the votes back
+    that it alone kept from counting, so that it comes second."""
     battle = queries.find_battle(session, battle_id, visitor_id)
     models = {
         side: identity.terms(model.name, model.source, model.organisation)
         for side, model in queries.models_of(session, battle).items()
     }
     texts = [text for turn in queries.conversation_of(session, battle_id) for text in turn.values()]
-    named = identity.find(texts, models)
-    if named is None:
-        return {}
-    note = f"{named.term!r}, of side {named.side}"
-    return {"counted": False, "reason": "identity", "decided_by": "identity detector", "note": note}
+    if named := identity.find(texts, models):
+        note = f"{named.term!r}, of side {named.side}"
+        return {"counted": False, "reason": "identity", "decided_by": "identity detector", "note": note}
+    visitor = queries.find_visitor(session, visitor_id)
+    if visitor is not None and visitor.quarantined_at is not None:
+        return {"counted": False, "reason": "quarantine", "decided_by": "quarantine"}
+    return {}
 
 
 def _names(session: Session, battle: Battle) -> dict[str, str]:

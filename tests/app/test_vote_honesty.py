@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+from uuid import uuid4
+
 import pytest
 
+from app.battles import Revealed, _vote
+from app.security import log_signer
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import Website
+from tests.app.running import Website, until
+from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +67,54 @@ def test_votes_of_a_visitor_in_quarantine_do_not_count(website, engine):
         database.close()
 
 
-def test_log_of_a_running_arena_is_whole_and_signed(website):
-    from app.security import log_signer
+def test_vote_that_is_not_blind_stays_out_when_a_quarantine_is_taken_back(website, engine):
+    with website.visitor() as visitor:
+        battle, _ = visitor.battle("Are you Alpha?")
+        database = website.database()
+        with database.session() as session:
+            who = visitor.cookies["arena_visitor"]
+            queries.quarantine(session, who, "test", "admin", datetime.now(UTC), log_signer(website.config))
+        assert visitor.vote(battle).json()["reason"] == "identity"
+        with database.session() as session:
+            assert queries.release(session, who, "admin", datetime.now(UTC), log_signer(website.config)) == 0
+        database.close()
 
+
+def test_visitor_forgotten_while_the_sides_answer_leaves_no_text(website, engine):
+    for model in ("alpha", "beta"):
+        engine.say(model, Script.of("word " * 40, pause_seconds=0.02))
+    with website.visitor() as visitor:
+        battle = visitor.ask("Forget me")
+        visitor.read(battle, stop=lambda reading: "word" in reading.html("a"))
+        database = website.database()
+        with database.session() as session:
+            queries.forget_visitor(session, visitor.cookies["arena_visitor"], uuid4().hex, datetime.now(UTC))
+        until(lambda: website.services.battles._streaming(battle) is None)
+        with database.session(read_only=True) as session:
+            assert queries.conversation_of(session, battle) == [{"prompt": "", "a": "", "b": ""}]
+            assert queries.find_battle(session, battle).state == "void"
+        database.close()
+    for model in ("alpha", "beta"):
+        engine.say(model, "Hello.")
+
+
+def test_quarantine_of_the_same_moment_holds_for_the_vote(database):
+    with database.session() as session:
+        visitor = add_visitor(session)
+        battle = add_votable_battle(session, visitor, tuple(add_models(session, "alpha", "beta")))
+
+    def vote() -> Revealed:
+        with database.session() as session:
+            return _vote(session, battle.id, visitor, "a", NOW, None)
+
+    with ThreadPoolExecutor(1) as thread, database.session() as session:
+        queries.quarantine(session, visitor, "test", "admin", NOW, None)
+        revealed = thread.submit(vote)
+        wait([revealed], timeout=0.5)  # it has come as far as it can before the quarantine is committed
+    assert revealed.result().reason == "quarantine"
+
+
+def test_log_of_a_running_arena_is_whole_and_signed(website):
     database = website.database()
     with database.session(read_only=True) as session:
         report = queries.verify_log(session, log_signer(website.config))
