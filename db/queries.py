@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session, aliased
 from db import vote_log
 from db.decisions import REASONS
 from db.errors import AlreadyVoted, NameTaken, NotFound, NotVotable
-from db.tables import SIDES, Answer, Battle, Decision, LogHead, Model, Rating, Turn, Visitor, Vote
+from db.tables import BATTLE_STATES, SIDES, Answer, Battle, Decision, LogHead, Model, Rating, Turn, Visitor, Vote
 from db.vote_kinds import VOTE_KINDS
 
 LIMIT_LOCK = 0x4C494D54  # seed of the advisory locks of who counts battles against a limit
@@ -483,21 +483,9 @@ def count_battles(
 
 def undecided_battles(session: Session, since: datetime) -> int:
     """Battles that may still be voted on, and that something has happened to since then."""
+    undecided = [state for state in BATTLE_STATES if state not in ("voted", "void")]
     query = select(func.count()).select_from(Battle)
-    return session.scalar(query.where(Battle.state.not_in(("voted", "void")), Battle.updated_at >= since))
-
-
-def battle_counts(session: Session) -> dict[int, int]:
-    """How many battles each model (by id) has been drawn for, the void ones left out."""
-    sides = [
-        select(column.label("model_id"), func.count().label("battles")).where(Battle.state != "void").group_by(column)
-        for column in (Battle.model_a_id, Battle.model_b_id)
-    ]
-    counts: dict[int, int] = {}
-    for side in sides:
-        for model_id, battles in session.execute(side):
-            counts[model_id] = counts.get(model_id, 0) + battles
-    return counts
+    return session.scalar(query.where(Battle.state.in_(undecided), Battle.updated_at >= since))
 
 
 # Ratings
@@ -751,9 +739,13 @@ def newest_votes(session: Session, limit: int) -> list[Vote]:
 def vote_totals(session: Session) -> tuple[int, int, int]:
     """How many votes there are, how many count, and how many visitors are in quarantine."""
     total = session.scalar(select(func.count()).select_from(Vote))
-    counted = session.scalar(select(func.count()).select_from(Vote).where(Vote.counted))
+    out = session.scalar(select(func.count()).select_from(Vote).where(Vote.not_counted_reason.is_not(None)))
     held = session.scalar(select(func.count()).select_from(Visitor).where(Visitor.quarantined_at.is_not(None)))
-    return total, counted, held
+    return total, total - out, held
+
+
+def visitors_in_quarantine(session: Session) -> list[Visitor]:
+    return list(session.scalars(select(Visitor).where(Visitor.quarantined_at.is_not(None))))
 
 
 def quarantine(

@@ -113,7 +113,7 @@ class Visitor(Table):
     """A browser with our cookie, or whoever an imported file calls one visitor."""
 
     __tablename__ = "visitors"
-    __table_args__ = (Index(None, "public_id", unique=True),)
+    __table_args__ = (Index(None, "public_id", unique=True), Index(None, "quarantined_at"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)  # uuid4 in hex
     created_at: Mapped[datetime]
@@ -133,7 +133,7 @@ class Battle(Table):
         CheckConstraint("model_a_id <> model_b_id", name="two_models"),
         Index(None, "visitor_id", "created_at"),
         Index(None, "address_hash", "created_at"),
-        Index(None, "state"),
+        Index(None, "state", "updated_at"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)  # uuid4 in hex: cannot be guessed
@@ -204,7 +204,7 @@ class Vote(Table):
     created_at: Mapped[datetime]
     number: Mapped[int] = mapped_column(unique=True)  # from 1, without a gap: its place in the vote log
     counted: Mapped[bool]
-    not_counted_reason: Mapped[str | None]  # a key of db.decisions.REASONS
+    not_counted_reason: Mapped[str | None] = mapped_column(index=True)  # a key of db.decisions.REASONS
     previous_hash: Mapped[str]
     chain_hash: Mapped[str]
     private_digest: Mapped[str]  # of visitor, texts and details, under the salt

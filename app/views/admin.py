@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
+from starlette.requests import Request
 
 from app.audit import newest_votes
 from app.engine_client import EngineError
@@ -208,14 +209,25 @@ def wanted(form: Values) -> dict[str, Any]:
 # What the server draws
 
 
-async def slots(_request, services: Any, words: Words) -> dict[str, str]:
-    return {
-        "admin-head": await head(services, words),
-        "admin-models": await models_table(services.registry, words),
-        "admin-votes": await votes_table(services.database, words),
-        "register-head": templates.get_template("admin_register.jinja").render(words=words),
-        "source-help": templates.get_template("admin_sources.jinja").render(words=words, examples=SOURCE_EXAMPLES),
+async def slots(request: Request, services: Any, words: Words) -> dict[str, str]:
+    """All of them, or the `part` that the page asks for anew, every second or few: it must not cost what all do."""
+    drawn = {
+        "admin-head": partial(head, services, words),
+        "admin-models": partial(models_table, services.registry, words),
+        "admin-votes": partial(votes_table, services.database, words),
+        "register-head": partial(register_head, words),
+        "source-help": partial(source_help, words),
     }
+    asked = request.query_params.get("part")
+    return {name: await draw() for name, draw in drawn.items() if asked in (None, name)}
+
+
+async def register_head(words: Words) -> str:
+    return templates.get_template("admin_register.jinja").render(words=words)
+
+
+async def source_help(words: Words) -> str:
+    return templates.get_template("admin_sources.jinja").render(words=words, examples=SOURCE_EXAMPLES)
 
 
 async def head(services: Any, words: Words) -> str:

@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { byId, drawn, el, refresh, say, sleep } from "./frame.js";
 
 const EVERY_MS = 1_000;
+const VOTES_EVERY_MS = 5_000;
 const SURE_FOR_MS = 4_000;
 const ACTIONS = {
   enable: (path) => call("PATCH", path, { enabled: true }),
@@ -18,12 +19,13 @@ head.addEventListener("click", (event) => event.target.closest("#logout") && sig
 table.addEventListener("click", (event) => press(event.target.closest("button[data-action]")));
 byId("source-help").addEventListener("click", (event) => fill(event.target.closest("[data-source]")));
 new MutationObserver(markInvalid).observe(register, { subtree: true, attributes: true, attributeFilter: ["class"] });
-keepLive();
+keepLive(EVERY_MS, table, head);
+keepLive(VOTES_EVERY_MS, votes);
 
-async function keepLive() {
+async function keepLive(pause, ...slots) {
   for (;;) {
-    await sleep(EVERY_MS);
-    if (!document.hidden) await Promise.all([refresh(table), refresh(votes), refresh(head)]);
+    await sleep(pause);
+    if (!document.hidden) await Promise.all(slots.map(refresh));
   }
 }
 

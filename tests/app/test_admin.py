@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,6 +14,8 @@ from app.admin import COOKIE, Admin
 from app.config import AppConfig
 from app.errors import NotSignedIn, TooMany
 from app.security import Secret
+from app.views.admin import slots
+from app.views.words import words_for
 from tests.app.running import ADMIN_PASSWORD
 
 
@@ -133,3 +137,9 @@ def test_cookies_are_secure_behind_https(tmp_path, engine):
         plain = httpx.post(f"{site.url}/api/notice").headers["set-cookie"]
         secured = httpx.post(f"{site.url}/api/notice", headers={"X-Forwarded-Proto": "https"}).headers["set-cookie"]
         assert "Secure" not in plain and "Secure" in secured
+
+
+def test_part_of_the_view_that_is_asked_for_anew_costs_only_itself():
+    request = Request({"type": "http", "headers": [], "query_string": b"part=source-help"})
+    nobody_is_asked = SimpleNamespace(registry=None, database=None)
+    assert asyncio.run(slots(request, nobody_is_asked, words_for("en"))).keys() == {"source-help"}

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select, text, update
 
 from db import queries
+from db.connect import Database
 from db.errors import AlreadyVoted, NameTaken, NotFound, NotVotable, VoteRefused
 from db.tables import BATTLE_STATES, Battle, Model, Vote
 from db.vote_kinds import VOTE_KINDS
@@ -249,8 +250,6 @@ def test_battles_are_counted_by_visitor_address_and_time(database, visitor_id, m
         assert queries.count_battles(session, since=later(10), visitor_id=visitor_id) == 2
         assert queries.count_battles(session, since=NOW, address_hash="x") == 3
         assert queries.count_battles(session, since=later(31), address_hash="x") == 0
-        ant, bee, cat = model_ids
-        assert queries.battle_counts(session) == {ant: 3, bee: 4, cat: 1}
 
 
 # Votes
@@ -442,3 +441,29 @@ def test_rated_model_cannot_be_deleted(database, model_ids):
         queries.save_ratings(session, [rating_row(model_ids[0], 1)])
     with pytest.raises(Exception, match=r"(?i)foreign key"), database.session() as session:
         session.delete(session.get(Model, model_ids[0]))
+
+
+# Cost
+
+
+@pytest.mark.parametrize(
+    ("ask", "index"),
+    [
+        (lambda session: queries.undecided_battles(session, NOW), "ix_battles_state_updated_at"),
+        (lambda session: queries.votes_not_counted_for(session, "identity"), "ix_votes_not_counted_reason"),
+        (queries.vote_totals, "ix_votes_not_counted_reason"),
+        (queries.vote_totals, "ix_visitors_quarantined_at"),
+    ],
+)
+def test_what_is_asked_all_the_time_reads_an_index(tmp_path, ask, index):
+    database = Database(f"sqlite:///{tmp_path}/arena.db")
+    database.upgrade_to_head()
+    with database.session() as session:
+        asked = []
+        connection = session.connection().connection.driver_connection
+        connection.set_trace_callback(asked.append)
+        ask(session)
+        connection.set_trace_callback(None)
+        plans = [row[-1] for each in asked for row in connection.execute(f"EXPLAIN QUERY PLAN {each}")]
+    database.close()
+    assert any(index in plan for plan in plans), plans
