@@ -149,14 +149,23 @@ def forget(database: Database, public_id: str) -> int:
     return kept
 
 
-def deduplicate(session: Session, sign: vote_log.Sign, *, percentile: float, seed: int) -> tuple[int, int]:
-    """Counts only a sample of votes on prompts that are asked too often; how many stopped, how many count again."""
-    now = datetime.now(UTC)
-    prompts = queries.first_prompts(session)
+def deduplicate(database: Database, sign: vote_log.Sign, *, percentile: float, seed: int) -> tuple[int, int]:
+    """Counts only a sample of votes on prompts that are asked too often; how many stopped, how many count again.
+
+    Votes whose prompt is forgotten stay as they are, and those of visitors in quarantine do not come back.
+    """
+    with database.session(read_only=True) as session:  # it takes a while, and nobody who votes must wait for it
+        prompts = queries.first_prompts(session)
     chosen = set(frequent.too_frequent(prompts, percentile=percentile, seed=seed))
-    excess = [vote for vote in queries.votes_with(session, sorted(chosen)) if vote.counted]
-    back = [vote for vote in queries.votes_not_counted_for(session, "frequent_prompt") if vote.id not in chosen]
+    spared = prompts.keys() - chosen
+    now = datetime.now(UTC)
     note = f"beyond the {percentile:g}th percentile of prompts, seed {seed}"
-    queries.decide(session, excess, False, "frequent_prompt", "deduplication", now, note=note, sign=sign)
-    queries.decide(session, back, True, "recount", "deduplication", now, note=note, sign=sign)
+    with database.session() as session:
+        queries.lock_votes(session)
+        held = {visitor.id for visitor in queries.visitors_in_quarantine(session)}
+        excess = [vote for vote in queries.votes_with(session, sorted(chosen)) if vote.counted]
+        out = queries.votes_not_counted_for(session, "frequent_prompt")
+        back = [vote for vote in out if vote.id in spared and vote.visitor_id not in held]
+        queries.decide(session, excess, False, "frequent_prompt", "deduplication", now, note=note, sign=sign)
+        queries.decide(session, back, True, "recount", "deduplication", now, note=note, sign=sign)
     return len(excess), len(back)

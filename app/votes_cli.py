@@ -205,13 +205,16 @@ def verify_votes(args: argparse.Namespace) -> int:
 def audit_votes(args: argparse.Namespace) -> int:
     """Exit status 1 where somebody is found who is not in quarantine yet."""
     config = config_of(args)
-    sign = log_signer(config)
-    with opened(config) as database, database.session() as session:
-        found = audit.audit(session, alpha=args.alpha, seed=sign("audit"))
+    with opened(config) as database:
+        sign = log_signer(config)
+        with database.session(read_only=True) as session:  # it takes a while, and nobody who votes must wait for it
+            found = audit.audit(session, alpha=args.alpha, seed=sign("audit"))
         new = [suspect for suspect in found.suspects if not suspect.quarantined]
         stopped = 0
-        for suspect in new if args.quarantine else ():
-            stopped += audit.quarantine(session, [suspect.visitor], "; ".join(suspect.why), "audit", sign)
+        if args.quarantine:
+            with database.session() as session:
+                for suspect in new:
+                    stopped += audit.quarantine(session, [suspect.visitor], "; ".join(suspect.why), "audit", sign)
     sentences = [
         f"{each.visitor}  {each.votes:,} votes{', in quarantine' * each.quarantined}  {'; '.join(each.why)}"
         for each in found.suspects
@@ -232,8 +235,8 @@ def thin_votes(args: argparse.Namespace) -> int:
     config = config_of(args)
     if not 0 < args.percentile <= 100:
         raise BadInput("--percentile is above 0 and at most 100")
-    with opened(config) as database, database.session() as session:
-        stopped, back = audit.deduplicate(session, log_signer(config), percentile=args.percentile, seed=args.seed)
+    with opened(config) as database:
+        stopped, back = audit.deduplicate(database, log_signer(config), percentile=args.percentile, seed=args.seed)
     say(args, {"stopped": stopped, "counted_again": back}, f"{stopped:,} votes no longer count, {back:,} count again")
     return 0
 

@@ -79,3 +79,32 @@ def test_frequent_prompts_are_thinned_and_the_thinning_taken_back(arena):
     assert arena("votes", "deduplicate", "--percentile", "90")[1] == {"stopped": 0, "counted_again": 0}
     assert arena("votes", "deduplicate", "--percentile", "100")[1] == {"stopped": 0, "counted_again": 11}
     assert counted(arena) == 36
+
+
+@pytest.mark.parametrize("words", [("votes", "verify"), ("votes", "audit"), ("visitors", "forget", "slow")])
+def test_database_that_is_not_there_is_missed_and_not_made(tmp_path, capsys, words):
+    assert main([*words, "--data-folder", str(tmp_path / "none")]) == 1
+    assert "there is no database at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["audit", "deduplicate"])
+def test_votes_are_cast_while_the_others_are_looked_at(arena, tmp_path, monkeypatch, verb):
+    def look(*args, **named):
+        with Database(f"sqlite:///{tmp_path}/arena.sqlite3", busy_timeout_seconds=0.1).session() as session:
+            queries.add_visitor(session, uuid4().hex, datetime.now(UTC))
+        return []
+
+    monkeypatch.setattr("app.honesty.anomalous.find", look)
+    monkeypatch.setattr("app.honesty.frequent.too_frequent", look)
+    arena("votes", verb)
+
+
+def test_thinned_votes_of_visitors_in_quarantine_or_forgotten_do_not_come_back(arena):
+    arena("votes", "deduplicate", "--percentile", "90")
+    arena("visitors", "quarantine", "slow")
+    assert arena("votes", "deduplicate", "--percentile", "100")[1] == {"stopped": 0, "counted_again": 0}
+    arena("visitors", "release", "slow")
+    arena("visitors", "forget", "slow")
+    assert arena("votes", "deduplicate", "--percentile", "90")[1] == {"stopped": 0, "counted_again": 0}
+    assert counted(arena) == 25
