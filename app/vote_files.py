@@ -163,22 +163,15 @@ def _visitor(session: Session, public_id: str | None, now: datetime) -> str:
 def _decide(
     session: Session, row: DecisionRecord, sign: vote_log.Sign, numbers: dict[int, int], done: Imported
 ) -> None:
-    """Of votes that came with the same file; those that were here before keep what was decided here."""
+    """Of votes that came with the same file; those that were here before keep what was decided here.
+
+    Boards may have been made between the transaction of the vote and this one: the decision is a recount for them.
+    """
     if row.vote not in numbers:
         return
     vote = session.get(Vote, numbers[row.vote])
     reason = row.reason if row.reason in REASONS else "imported"
-    queries.decide(
-        session,
-        [vote],
-        row.counted,
-        reason,
-        row.decided_by,
-        row.created_at,
-        note=row.note,
-        sign=sign,
-        retroactive=row.retroactive,
-    )
+    queries.decide(session, [vote], row.counted, reason, row.decided_by, row.created_at, note=row.note, sign=sign)
     done.decisions += 1
 
 
@@ -213,8 +206,8 @@ def _ours(session: Session, program: str, done: Exported) -> Iterator[str]:
     for entry, vote in queries.logged_votes(session):
         done.votes += 1
         yield ours.vote_line(entry, record_of(session, entry, vote))
-    for entry, decision in queries.logged_decisions(session):
-        yield ours.decision_line(entry, decision.retroactive)
+    for entry, _ in queries.logged_decisions(session):
+        yield ours.decision_line(entry)
     yield ours.heads_line({name: queries.log_head(session, name) for name in (vote_log.VOTES, vote_log.DECISIONS)})
 
 
@@ -231,7 +224,7 @@ def record_of(session: Session, entry: vote_log.Entry, vote: Vote) -> VoteRecord
         counted=vote.counted,
         reason=vote.not_counted_reason,
         salt=vote.private_salt,
-        pair_probability=battle.pair_probability,
+        pair_probability=battle.pair_probability or None,
         side_coin=battle.side_coin,
         imported_from=vote.imported_from,
         number=vote.number,

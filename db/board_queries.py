@@ -24,7 +24,7 @@ class VotedBattle:
     kind: str
     visitor_id: str
     created_at: datetime
-    pair_probability: float
+    pair_probability: float  # 0: unknown
     turns: tuple[tuple[str, str, str], ...]
 
 

@@ -579,7 +579,7 @@ def import_vote(
         visitor_id=visitor_id,
         model_a_id=model_ids[0],
         model_b_id=model_ids[1],
-        pair_probability=1.0 if pair_probability is None else pair_probability,
+        pair_probability=pair_probability or 0.0,
         side_coin=bool(side_coin),
         state="voted",
         created_at=created_at,

@@ -140,7 +140,7 @@ class Battle(Table):
     visitor_id: Mapped[str] = mapped_column(ForeignKey("visitors.id"))
     model_a_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
     model_b_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
-    pair_probability: Mapped[float]  # chance of this unordered pair when it was drawn
+    pair_probability: Mapped[float]  # chance of this unordered pair when it was drawn; 0: unknown
     side_coin: Mapped[bool]  # True: the pair, in order of model id, was swapped
     state: Mapped[str]
     address_hash: Mapped[str | None]

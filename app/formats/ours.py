@@ -64,9 +64,9 @@ def vote_line(entry: vote_log.Entry, record: VoteRecord) -> str:
     return _line({"vote": vote})
 
 
-def decision_line(entry: vote_log.Entry, retroactive: bool) -> str:
+def decision_line(entry: vote_log.Entry) -> str:
     link = {name: getattr(entry, name) for name in LINK}
-    return _line({"decision": {**link, **entry.body, "retroactive": retroactive}})
+    return _line({"decision": {**link, **entry.body}})
 
 
 def heads_line(heads: Mapping[str, vote_log.Head]) -> str:
@@ -112,7 +112,7 @@ def _record(line: int, vote: Columns) -> VoteRecord:
 
 
 def _decision(line: int, decision: Columns) -> DecisionRecord:
-    named = ("vote", "counted", "reason", "decided_by", "note", "retroactive")
+    named = ("vote", "counted", "reason", "decided_by", "note")
     moment = datetime.fromisoformat(decision["created_at"])
     return DecisionRecord(**{name: decision[name] for name in named}, created_at=moment, line=line)
 

@@ -67,7 +67,6 @@ class DecisionRecord:
     reason: str
     decided_by: str
     note: str
-    retroactive: bool
     created_at: datetime
     line: int = field(default=0, compare=False)
 

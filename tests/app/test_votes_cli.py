@@ -7,7 +7,10 @@ import json
 import pytest
 
 from app.cli import main
+from db import queries
+from db.connect import Database
 from tests.app.formats.samples import SAMPLES, by_lines
+from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
 from tests.shared_data import shared_data
 
 SAMPLE = "lmarena_140k_sample/arena_human_preference_sample_100"
@@ -128,3 +131,31 @@ def test_head_that_was_published_is_found_again_or_missed(arena, sample):
     assert arena("votes", "verify", "--head", head)[0] == 0
     status, out, _ = arena("votes", "verify", "--head", "0" * 64)
     assert status == 1 and "not the one that was published" in out
+
+
+def test_decision_of_a_file_is_a_recount_for_boards_made_before_it_came(arena, tmp_path, monkeypatch):
+    (tmp_path / "first").mkdir()
+    database = Database(f"sqlite:///{tmp_path}/first/arena.sqlite3")
+    database.upgrade_to_head()
+    with database.session() as session:
+        models, visitor = tuple(add_models(session, "ant", "bee")), add_visitor(session)
+        for reason in ("", "identity"):
+            battle = add_votable_battle(session, visitor, models)
+            queries.cast_vote(
+                session, battle_id=battle.id, visitor_id=visitor, kind="a", now=NOW, counted=not reason, reason=reason
+            )
+        assert queries.last_decision(session) == 0
+    path = str(tmp_path / "votes.jsonl")
+    arena("votes", "export", "-o", path, folder="first")
+    monkeypatch.setattr("app.vote_files.BATCH", 1)
+    arena("votes", "import", path)
+    with Database(f"sqlite:///{tmp_path}/data/arena.sqlite3").session() as session:
+        assert queries.last_decision(session) == 1
+
+
+def test_chance_that_a_file_does_not_tell_stays_unknown(arena, sample, tmp_path):
+    arena("votes", "import", sample("lmsys_33k"))
+    arena("votes", "export", "-o", str(tmp_path / "votes.jsonl"))
+    votes = [json.loads(line).get("vote") for line in (tmp_path / "votes.jsonl").read_text().splitlines()]
+    assert {vote["pair_probability"] for vote in votes if vote} == {None}
+    assert "not every vote here has the chance" in arena("leaderboard", "--propensity")[2]
