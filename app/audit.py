@@ -1,6 +1,6 @@
 """Audit: which votes should count. Runs the tests of `app.honesty` on the database and carries out what is decided.
 
-Every decision is in the log, can be taken back, and makes the boards be computed anew.
+Every decision is in the log and makes the boards be computed anew; those made here can be taken back.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ REASONS = {
     "identity": "a name or organisation of one of the two models stands in the conversation",
     "quarantine": "the visitor is in quarantine",
     "frequent_prompt": "the prompt was asked so often that only a sample of its votes counts",
-    "admin": "the admin decided so",
     "imported": "the file that it came from does not count it",
     "recount": "what kept it from counting was taken back",
 }

@@ -128,7 +128,6 @@ TABLE: dict[str, tuple[str, str]] = {
         "This question is asked so often that only a sample of its votes is rated.",
         "这个问题被问得太频繁，只有抽样的投票会计入评分。",
     ),
-    "reason_admin": ("The admin decided so.", "由管理员决定。"),
     "reason_imported": ("The file that it came from does not count it.", "其来源文件未将它计入。"),
     "reason_recount": ("It counts again.", "已重新计入。"),
     "voted_a": ("You preferred {a} over {b}.", "你认为 {a} 比 {b} 更好。"),

@@ -76,7 +76,7 @@ def test_sheet_follows_votes_and_recounts(arena):
     assert arena.sheet(category="code").board.votes == 7
     with arena.database.session() as session:
         vote = session.get(queries.Vote, last)
-        queries.decide(session, [vote], False, "admin", "test", NOW)
+        queries.decide(session, [vote], False, "quarantine", "test", NOW)
     assert arena.sheet(category="code").board.votes == 6
 
 

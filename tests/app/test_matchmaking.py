@@ -109,5 +109,5 @@ def test_memory_of_pairs_follows_votes_and_recounts(database):
             vote = queries.cast_vote(session, battle_id=battle.id, visitor_id=visitor, kind=kind, now=NOW)
     assert (look().votes, look().scores) == ({(ant, bee): 3}, {(ant, bee): 1.5})
     with database.session() as session:
-        queries.decide(session, [session.merge(vote)], False, "admin", "test", NOW)
+        queries.decide(session, [session.merge(vote)], False, "quarantine", "test", NOW)
     assert (look().votes, look().scores) == ({(ant, bee): 2}, {(ant, bee): 1.0})
