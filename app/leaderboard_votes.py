@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from app.ratings.style import FEATURES, controlled, difference, style_of
 from db.vote_kinds import VOTE_KINDS
 
 ALL = "all"
+DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def chosen(votes: Votes, selection: Selection) -> Votes:
     if selection.since or selection.until:
         _require(np.isfinite(votes.seconds).any(), "these votes come without a time")
         mask &= votes.seconds >= (_midnight(selection.since) if selection.since else -np.inf)
-        mask &= votes.seconds < (_midnight(selection.until + timedelta(days=1)) if selection.until else np.inf)
+        mask &= votes.seconds < (_midnight(selection.until) + DAY_SECONDS if selection.until else np.inf)
     some = votes.only(mask)
     while selection.min_votes and len(some):
         enough = some.games.tally() >= selection.min_votes

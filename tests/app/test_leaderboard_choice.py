@@ -70,6 +70,10 @@ def test_chosen_board_carries_the_hash_of_all_its_input(arena):
     assert arena.sheet(category="code").board.input_sha256 == arena.sheet().board.input_sha256 != ""
 
 
+def test_days_at_the_end_of_the_calendar_choose_votes_too(arena):
+    assert arena.sheet(since=date.min, until=date.max).board.votes == 12
+
+
 def test_sheet_follows_votes_and_recounts(arena):
     arena.sheet(category="code")
     last = arena.vote(0, 1, "b", prompt="```y```")
