@@ -39,7 +39,7 @@ from app.errors import (
 )
 from app.leaderboard import count_vote
 from app.markdown import Block, render
-from app.matchmaking import Memory, Pair, pick_pair
+from app.matchmaking import KnownPairs, Pair, pick_pair
 from app.prompt_room import Count, Message, PromptRoom, answer_room, checked_prompt
 from app.registry import ReadyModel, Registry
 from app.streams import Outcome, Pace, TurnStream
@@ -118,7 +118,7 @@ class Battles:
         self._clock = clock
         self._now = now
         self.turns_begun = 0  # in this process; rises before a model is asked
-        self._pairs = Memory()
+        self._pairs = KnownPairs()
         self._live: dict[str, TurnStream] = {}
         self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         self._models_in_use: dict[str, frozenset[int]] = {}  # by battle, while it streams

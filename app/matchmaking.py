@@ -75,7 +75,7 @@ def _chances(ids: Sequence[int], known: Known) -> np.ndarray:
     return pair_chances(played, won, np.array([known.weights.get(model_id, 1.0) for model_id in ids]))
 
 
-class Memory:
+class KnownPairs:
     """What is known of the pairs of one database: votes are read once, those that came since at each look."""
 
     def __init__(self):

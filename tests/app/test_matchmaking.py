@@ -10,7 +10,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from app.matchmaking import Known, Memory, pick_pair
+from app.matchmaking import Known, KnownPairs, pick_pair
 from app.ratings.pairing import FLOOR_SHARE, NEW_BOOST, draw_weights, pair_chances
 from db import queries
 from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
@@ -93,11 +93,11 @@ def test_weight_of_zero_keeps_a_model_out_unless_no_pair_is_left():
 
 
 def test_memory_of_pairs_follows_votes_and_recounts(database):
-    memory = Memory()
+    pairs = KnownPairs()
 
     def look() -> Known:
         with database.session(read_only=True) as session:
-            return memory.look(session)
+            return pairs.look(session)
 
     with database.session() as session:
         ant, bee = add_models(session, "ant", "bee")
