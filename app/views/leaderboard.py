@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
@@ -47,7 +46,7 @@ def build(words: Mapping[str, str], _services) -> gr.Blocks:
 async def slots(request, services, words: Mapping[str, str]) -> dict[str, str]:
     try:
         selection = Selection.of_query(request.query_params)
-        async with getattr(services, "boards", None) or nullcontext():
+        async with services.boards:
             current = await asyncio.to_thread(sheet, services.database, selection)
             about = await asyncio.to_thread(about_models, services.database)
     except BadInput as error:
