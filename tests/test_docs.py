@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from app.cli import build_parser
 from app.config import AppConfig
 from engine.config import EngineConfig
 
@@ -41,13 +41,23 @@ def test_readme_names_every_make_target_it_promises():
     assert promised <= targets
 
 
-def test_readme_names_every_command():
+def parsers_below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """By the word that chooses it."""
+    choices = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return {word: below for each in choices for word, below in each.items()}
+
+
+@pytest.mark.parametrize("command", parsers_below(build_parser()))
+def test_readme_has_a_row_for_every_command_and_what_it_can_do(command):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    help_text = subprocess.run(
-        [sys.executable, "-m", "app.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for command in re.findall(r"^    ([a-z]+) ", help_text, re.MULTILINE):
-        assert f"`arena {command}" in readme
+    rows = re.findall(rf"^\| `arena {command}\b([^`]*)`", readme, re.MULTILINE)
+    verbs = parsers_below(parsers_below(build_parser())[command])
+    assert rows and verbs.keys() <= set(re.findall(r"[a-z]+", " ".join(rows)))
+
+
+def test_readme_leads_to_every_page_of_the_documents():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\(docs/([\w.]+)\)", readme))
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
