@@ -69,7 +69,7 @@ class AppConfig:
     engine_api_key: str = setting("", "Key the engine asks for with every request.", secret=True)
     engine_admin_key: str = setting("", "Key the engine asks for when models are added or removed.", secret=True)
     hang_seconds: float = setting(
-        15.0,
+        60.0,
         "How long an engine of our own may take for one step, or answer nothing, before it is started again.",
         unit="seconds",
         least=1,
