@@ -37,6 +37,7 @@ def write_logs_to(file: Path | None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = RotatingFileHandler(file, maxBytes=FILE_BYTES, backupCount=3, encoding="utf-8")
     handler.setFormatter(JsonFormatter())
+    logging.raiseExceptions = False  # a line that a full disk does not take is lost, and floods no terminal
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)

@@ -31,6 +31,7 @@ END_LEEWAY_CHARACTERS = 100
 PING_SECONDS = 0.5  # between signs of life of a stream that has nothing to say: a dead reader shows by its silence
 PERCEIVED_SECONDS = 1.0  # a pace of less than this is none that anybody could compare with
 RETRY_MILLISECONDS = 300  # what a browser waits before it connects again
+NEVER_SHOWN = {ord("\r"): None, 0xFFFD: None}  # U+FFFD: bytes of no character, which hot sampling makes up
 SIDE_MESSAGES = {"failed": SIDE_FAILED}
 
 
@@ -383,7 +384,7 @@ class TurnStream:
                         return
                     if side.delta.text and side.first_token_ms is None:
                         side.first_token_ms = (self._clock() - began) * 1000
-                    side.text += side.delta.text.replace("\r", "")
+                    side.text += side.delta.text.translate(NEVER_SHOWN)
                     if not self._can_begin.is_set():
                         self._begin_if_possible()
                     if len(side.text) > self._longest:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -62,10 +64,10 @@ class Growth:
 
 
 def size_under(folder: Path) -> int:
+    """Bytes of the files there now; those that go while we look, or folders of theirs, count as gone."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # moved while we looked
-            continue
+    for path, _, names in os.walk(folder):  # passes over a folder that it cannot read any more
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(path, name)).st_size
     return total

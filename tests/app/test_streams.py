@@ -314,6 +314,16 @@ def test_every_failure_reads_the_same_and_the_other_side_goes_on(source):
     assert turn.saved[0]["b"].state == "done" and turn.saved[0]["a"].error
 
 
+def test_what_stands_for_bytes_of_no_character_is_not_shown():
+    async def body():
+        turn = Turn(a=partial(speak, "tidy\ufffdtest"), b=partial(speak, WORDS))
+        return turn, await turn.run()
+
+    turn, events = run(body())
+    assert turn.saved[0]["a"].text == "tidytest"
+    assert not any("\ufffd" in data["html"] for _, name, data, _ in events if name == "block")
+
+
 def test_an_answer_without_end_is_cut():
     async def body():
         turn = Turn(longest=300, a=partial(speak, "x" * 5000), b=partial(speak, WORDS))

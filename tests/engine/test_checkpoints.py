@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -268,3 +269,24 @@ def test_every_pinned_checkpoint_is_pinned_whole(package):
 def test_each_kind_of_source_is_told_to_who_asks_for_another(tmp_path):
     with pytest.raises(CheckpointError, match=f"begin with {', '.join(SOURCES)} and"):
         fetch("s3:bucket", tmp_path, ignore)
+
+
+def test_a_download_is_measured_though_folders_come_and_go(tmp_path):
+    """As pip's do: it unpacks into a folder of its own and removes that at any moment."""
+    (tmp_path / "kept").write_bytes(b"12345")
+    ended = threading.Event()
+
+    def unpack():
+        while not ended.is_set():
+            (tmp_path / "unpack" / "deep").mkdir(parents=True)
+            (tmp_path / "unpack" / "deep" / "file").touch()
+            shutil.rmtree(tmp_path / "unpack")
+
+    unpacking = threading.Thread(target=unpack)
+    unpacking.start()
+    try:
+        sizes = {cache.size_under(tmp_path) for _ in range(1000)}
+    finally:
+        ended.set()
+        unpacking.join()
+    assert sizes == {5}
