@@ -131,7 +131,7 @@ class Veil:
         """As the engine reckons them, with the mean of all models in place of each request's own."""
         mean, total = self._figures["means"], self._figures["total"]
         size = mean["pages_per_slot"]
-        reading = pages["used"] + (pages["pinned"] if texts else 0)
+        reading = pages["used"] + min(pages["pinned"], round(len(texts) * shared * size))  # no more than all are read
         empty = sum(text.slots - text.tokens for text in texts) * size
         longest = round(mean["context_length"])
         ways = {"paged": way(reading, empty, pages["free"] + pages["cached"], mean["slots"]["paged"] * size)}

@@ -313,6 +313,14 @@ def test_map_changes_with_the_text_while_a_battle_waits_for_its_vote():
     assert used == [round(2 * slots * 2.5) for slots in (32, 96, 176)]
 
 
+def test_answers_under_way_are_charged_no_more_system_prompts_than_they_read():
+    """A system prompt of 32 shared slots takes 80 pages at the mean size; two answers read two at most, of 400 pinned."""
+    idle = pool(pinned=400)
+    texts = [ShownText(asked=64, answered=64)] * 2
+    _, figures = Veil(idle, figures_of(idle)).draw({"battle": texts})
+    assert figures["ways"]["paged"]["pages"] == 2 * 80 + 2 * 32 * 2.5
+
+
 def test_pages_of_an_ended_battle_are_kept_and_its_next_turn_has_them_again():
     veil = Veil(IDLE, figures_of(IDLE))
     first, _ = veil.draw({"b": [ShownText(64, 64)]})
