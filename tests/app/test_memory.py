@@ -314,7 +314,7 @@ def test_map_changes_with_the_text_while_a_battle_waits_for_its_vote():
 
 
 def test_answers_under_way_are_charged_no_more_system_prompts_than_they_read():
-    """A system prompt of 32 shared slots takes 80 pages at the mean size; two answers read two at most, of 400 pinned."""
+    """A system prompt of 32 shared slots takes 80 pages at the mean size; two answers read two at most, not all 400."""
     idle = pool(pinned=400)
     texts = [ShownText(asked=64, answered=64)] * 2
     _, figures = Veil(idle, figures_of(idle)).draw({"battle": texts})
