@@ -34,7 +34,8 @@ class EngineProcess:
         self._watch: asyncio.Task | None = None
         self._url: str | None = None
         self.ends = 0  # how often it has ended by itself
-        self.last_words = ""  # of its standard error, for who wonders why
+        self.ending = ""  # how it ended the last time, for who wonders why
+        self._last_line = ""  # of its standard error
 
     def url(self) -> str | None:
         """Where it listens; None before it does and after it died."""
@@ -66,6 +67,7 @@ class EngineProcess:
             began = asyncio.get_running_loop().time()
             code = await self._run_once()
             self.ends += 1
+            self.ending = how_it_ended(code, self._last_line)
             lived = asyncio.get_running_loop().time() - began
             failures = 0 if lived > SETTLED_SECONDS else failures + 1
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
@@ -103,7 +105,7 @@ class EngineProcess:
             log.info("engine listens", extra={"url": self._url, "pid": self.pid})
 
     def _copy(self, output: IO[str], line: str) -> None:
-        self.last_words = line
+        self._last_line = line
         output.write(("engine: " if self._log_file is None else "") + line + "\n")
         output.flush()
 
@@ -148,3 +150,10 @@ def open_log(path: Path | None) -> contextlib.AbstractContextManager[IO[str]]:
         return contextlib.nullcontext(sys.stderr)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a", encoding="utf-8")
+
+
+def how_it_ended(code: int, last_line: str) -> str:
+    """In words, from a child's exit code. Who was killed has not said why; what it said last is about something else."""
+    if code < 0:
+        return f"{signal.Signals(-code).name} from outside, or the system, ended it."
+    return f"exit status {code}. Its last line: {last_line or '(none)'}"

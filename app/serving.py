@@ -190,7 +190,7 @@ class Console:
         process = self._services.process
         if process and process.ends > self._engine_ends:
             self._engine_ends = process.ends
-            tell(f"The engine ended and is started again: {process.last_words}")
+            tell(f"The engine ended and is started again: {process.ending}")
         url = process.url() if process else self._services.config.engine_url
         if self._website.serves and url != self._engine_url:
             self._engine_url = url

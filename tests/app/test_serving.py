@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.engine_process import free_port
+from app.engine_process import free_port, how_it_ended
 from app.errors import ConfigError
 from app.registry import ModelView
 from app.service_file import ServiceFile
@@ -86,3 +86,8 @@ def test_a_data_folder_serves_one_arena(tmp_path):
     assert (tmp_path / "service.json").stat().st_mode & 0o077 == 0
     first.close()
     ServiceFile(tmp_path).close()
+
+
+def test_an_engine_that_was_killed_is_not_given_words_about_something_else():
+    assert how_it_ended(-9, "WARNING model x is not served") == "SIGKILL from outside, or the system, ended it."
+    assert "exit status 1. Its last line: no memory" in how_it_ended(1, "no memory")
