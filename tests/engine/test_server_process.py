@@ -132,7 +132,7 @@ def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted(st
     register(url, TinyModel("m").as_dict())
     failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the", "stream": stream}, timeout=10)
     _, stderr = process.communicate(timeout=20)
-    assert failed.status_code == 500
+    assert failed.status_code in (500, 503)  # of the step that broke, or of the next to ask a dead engine
     assert "the memory is on fire" in failed.json()["error"]["message"]
     assert process.returncode == 1
     assert "the memory is on fire" in stderr
