@@ -24,6 +24,7 @@ from engine.sequence import Sequence as Running
 from kernels.spec import BLOCK_TOKENS
 
 Rule = Callable[[int, int, int], int]  # prompt, answer and longest text -> slots
+CONTIGUOUS = ("max", "pow2")  # of the older ways to reserve (engine/kv/reserved.py) those that need no oracle
 SHAREGPT_TOKENS = (161, 338)  # mean prompt and answer of the paper's trace: a request's size until one was served
 
 
@@ -40,9 +41,6 @@ class Held:
     def reserved(self, rule: Rule) -> int:
         """Slots that a contiguous way would set aside for it."""
         return rule(self.prompt, max(self.tokens - self.prompt, 1), self.context_length)
-
-
-CONTIGUOUS = ("max", "pow2")  # of the older ways to reserve (engine/kv/reserved.py) those that need no oracle
 
 
 def occupancy(

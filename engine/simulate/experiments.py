@@ -21,7 +21,6 @@ from engine.simulate.traces import TRACES, arrivals, lengths
 PART_REQUESTS = 20_000
 WARM_UP = 0.1  # share of the requests that are answered before anything counts
 
-CONTIGUOUS = ("max", "pow2", "oracle")
 FIG2 = {  # percent of the pool; external and whatever else holds no token
     "max": {"token": 20.4, "reserved": 13.3, "internal": 57.3, "external": 8.9},
     "pow2": {"token": 26.8, "reserved": 17.9, "internal": 13.6, "external": 41.6},

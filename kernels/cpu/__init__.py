@@ -64,7 +64,7 @@ class CpuBackend:
     def __init__(self, threads: int | None = None, *, cache_folder: Path | None = None, isa: str = "native"):
         """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS)."""
         torch.set_num_threads(1)  # OpenMP's go on spinning after each call, beside ours
-        self._library = binding.open_library(build.library(isa, cache_folder))
+        self._library = binding.open_library(build.shared_object(isa, cache_folder))
         self.threads = threads or len(os.sched_getaffinity(0))
         self.isa = self._library.arena_isa().decode()
         self.name = f"cpu ({self.isa}, {self.threads} threads)"
@@ -122,7 +122,7 @@ class CpuBackend:
 class CpuOps:
     """The very ops that a forward runs, one at a time on operands copied in and out; see kernels.spec.StepOps."""
 
-    library: ctypes.CDLL
+    compiled: ctypes.CDLL
     engine: ctypes.c_void_p
     decoder: CpuDecoder
     pool: Tensor
@@ -157,7 +157,7 @@ class CpuOps:
         pointers = (None if values is None else values.data_ptr() for values in (x, other, result))
         number = binding.OPS.index(op)
         handle, reference = self.decoder.handle, ctypes.byref(step)
-        _raise(self.library.arena_op(self.engine, handle, reference, number, layer, *pointers))
+        _raise(self.compiled.arena_op(self.engine, handle, reference, number, layer, *pointers))
         return result
 
 

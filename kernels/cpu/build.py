@@ -59,7 +59,7 @@ def find_compiler() -> str:
     raise BackendUnavailable(f"no C++ compiler found (looked for {', '.join(COMPILERS)}); Debian's package is g++")
 
 
-def library(isa: str = "native", cache_folder: Path | None = None) -> Path:
+def shared_object(isa: str = "native", cache_folder: Path | None = None) -> Path:
     """The compiled library, built where the cache does not hold it yet. Raises BackendUnavailable."""
     compiler, flags = find_compiler(), (*FLAGS, *ISA_FLAGS[isa])
     folder = cache_folder or default_cache_folder()

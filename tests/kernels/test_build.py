@@ -35,19 +35,19 @@ def counting_compiler(tmp_path, monkeypatch):
 
 
 def test_a_second_start_compiles_nothing(tmp_path, counting_compiler):
-    first, second = (build.library("native", tmp_path / "cache") for _ in range(2))
+    first, second = (build.shared_object("native", tmp_path / "cache") for _ in range(2))
     assert first == second and first.exists() and counting_compiler() == 1
 
 
 def test_another_instruction_set_or_source_is_another_file(tmp_path, counting_compiler, monkeypatch):
     cache = tmp_path / "cache"
-    native = build.library("native", cache)
-    assert build.library("scalar", cache) != native
+    native = build.shared_object("native", cache)
+    assert build.shared_object("scalar", cache) != native
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "kernels.cpp").write_text("// changed")
     monkeypatch.setattr(build, "SOURCE_FOLDER", sources)
-    assert build.library("native", cache) != native
+    assert build.shared_object("native", cache) != native
     assert counting_compiler() == 3
 
 
@@ -56,7 +56,7 @@ def test_two_processes_that_build_at_once_both_get_a_whole_library(tmp_path):
         pytest.skip("no C++ compiler")
     fake_compiler(tmp_path, f'exec {compiler} "$@" -O0')  # the real one, quicker
     load = "import ctypes, pathlib, sys; from kernels.cpu import build; cache = pathlib.Path(sys.argv[1])"
-    load += "; path = build.library('scalar', cache); ctypes.CDLL(str(path)).arena_isa; print(path)"
+    load += "; path = build.shared_object('scalar', cache); ctypes.CDLL(str(path)).arena_isa; print(path)"
     command = [sys.executable, "-c", load, str(tmp_path / "cache")]
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
@@ -95,11 +95,11 @@ def test_what_the_compiler_complained_of_is_passed_on(tmp_path, monkeypatch):
     fake_compiler(tmp_path, "echo 'fatal error: stdio.h not found' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(kernels.BackendUnavailable, match=r"stdio\.h not found"):
-        build.library("native", tmp_path / "cache")
+        build.shared_object("native", tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(kernels.BackendUnavailable, match=f"cannot build in {blocked}"):
-        build.library("native", blocked / "kernels")
+        build.shared_object("native", blocked / "kernels")
