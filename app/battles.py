@@ -262,7 +262,7 @@ class Battles:
     async def snapshot(self, visitor_id: str, battle_id: str) -> dict[str, Any]:
         """All that the visitor may see of a battle now; events after `last_event_id` go on from there."""
         async with self._lock(battle_id):
-            battle, turns, answers = await self._load(visitor_id, battle_id)
+            battle, turns, answers = await self._look(visitor_id, battle_id)
             live = self._live.get(battle_id)
             revealed = None
             if battle.state == "voted":
@@ -287,7 +287,7 @@ class Battles:
     async def events(self, visitor_id: str, battle_id: str, after: int, silence_seconds) -> AsyncIterator[bytes] | None:
         """The battle's events after that id, or None where none will come. `silence_seconds`: of this reader."""
         async with self._lock(battle_id):
-            battle, turns, answers = await self._load(visitor_id, battle_id)
+            battle, turns, answers = await self._look(visitor_id, battle_id)
             live = self._live.get(battle_id)
             if live is None:
                 replay = [event for number, event in _replay(battle, turns, answers) if number > after]
@@ -325,6 +325,17 @@ class Battles:
             await self._database.run(_interrupt, battle_id, self._now())
             found = await self._database.run(_read, battle_id, visitor_id, read_only=True)
         return found
+
+    async def _look(self, visitor_id: str, battle_id: str) -> tuple[Battle, list[Turn], dict[tuple[int, str], Answer]]:
+        """As _load, for those who only read: told as interrupted even while that cannot be written, on a full disk."""
+        try:
+            return await self._load(visitor_id, battle_id)
+        except db_errors.DatabaseUnavailable:
+            battle, turns, answers = await self._database.run(_read, battle_id, visitor_id, read_only=True)
+        for row in (battle, *answers.values()):
+            if row.state == "streaming":
+                row.state = "interrupted"
+        return battle, turns, answers
 
     def _lock(self, battle_id: str) -> asyncio.Lock:
         """One change of a battle at a time; a lock lives while somebody holds or awaits it."""

@@ -13,7 +13,7 @@ from app.engine_client import EngineClient, EngineError, EngineRefused
 from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
 from app.registry import ReadyModel
 
-LONGEST_TOKEN_CHARACTERS = 8  # of ordinary text; longer prompts are counted by a part of themselves first
+LONGEST_TOKEN_CHARACTERS = 8  # of ordinary text; longer prompts are counted by growing parts of themselves
 MOST_TOKENS_A_BYTE = 2  # a token holds a byte at least; as much again for what a tokenizer rewrites
 MOST_TOKENS_A_LABEL = 32  # that a chat template puts around a message
 REMOTE_CHARACTERS_PER_TOKEN = 2.5  # a cautious guess for tokenizers that we cannot ask
@@ -86,11 +86,11 @@ class PromptRoom:
             return self._guess(model, messages)
         limit = self._limit(model.context_length)
         part = limit * LONGEST_TOKEN_CHARACTERS
-        if len(prompt) > part:
-            shorter = [*messages[:-1], {"role": "user", "content": prompt[:part]}]
-            tokens = await self._ask(model, shorter)
+        while part < len(prompt):
+            tokens = await self._ask(model, [*messages[:-1], {"role": "user", "content": prompt[:part]}])
             if tokens > limit:
                 return Count(tokens * len(prompt) // part, limit, about=True)
+            part *= 2  # blanks: a token holds many
         return Count(await self._ask(model, messages), limit)
 
     async def _ask(self, model: ReadyModel, messages: list[Message]) -> int:

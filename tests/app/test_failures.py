@@ -226,6 +226,20 @@ def test_answers_are_saved_once_the_database_is_back(engine, tmp_path):
         assert readings[0].state == "votable" and visitor.vote(battle).status_code == 200
 
 
+def test_a_turn_that_could_not_be_saved_is_shown_interrupted_while_the_disk_is_full(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr("app.battles.SAVE_PAUSES_SECONDS", ())
+    with Website(tmp_path, engine_url=engine.url) as site:
+        visitor = site.ready().visitor()
+        battle = visitor.ask()
+        with locked(site):
+            assert visitor.read(battle).state == "interrupted"
+            shown = visitor.snapshot(battle)
+            sides = [side["state"] for side in shown["turns"][0]["answers"].values()]
+            assert shown["state"] == "interrupted" and sides == ["interrupted", "interrupted"]
+        assert visitor.post(f"/api/battles/{battle}/regenerate").status_code < 300
+        assert visitor.read(battle).state == "votable"
+
+
 # Models that come and go
 
 

@@ -15,13 +15,16 @@ REMOTE = ReadyModel(2, "far", "openai:http://far/v1#far", "", {}, None, 0, None)
 
 
 class Counter:
-    """Counts a token a byte, and how often it was asked."""
+    """Counts a token a byte, blanks excepted (a token holds 64), how often it was asked, and how much at most."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.most_characters = 0
 
     async def count_tokens(self, model: str, messages) -> int:
         self.asked += 1
+        self.most_characters = max(self.most_characters, *(len(message["content"]) for message in messages))
+        if messages[-1]["content"].isspace():
+            return 20 + len(messages[-1]["content"]) // 64
         return 20 + sum(len(message["content"].encode()) for message in messages)
 
 
@@ -40,3 +43,10 @@ def test_what_may_not_fit_is_counted():
     assert asked_for("Why?", history=[{"role": "user", "content": "天" * 140}]) == 1
     with pytest.raises(PromptTooLong, match="2,020 tokens"):
         asked_for("x" * 2000)
+
+
+def test_a_long_paste_is_refused_by_a_part_of_it_though_a_token_holds_many_of_its_blanks():
+    counter = Counter()
+    with pytest.raises(PromptTooLong, match="about 16,041 tokens"):
+        asyncio.run(PromptRoom(counter, 512).check([MODEL], [], " " * 1_000_000 + "a"))
+    assert counter.most_characters < 100_000
