@@ -1,7 +1,8 @@
 """OpenAI's chat API, as much of it as the loads need, in front of OpenVINO GenAI's ContinuousBatchingPipeline.
 
 Runs with the packages of that peer alone: imports nothing of ours. One thread steps the pipeline, one a request reads
-its tokens; what a request gets is what the pipeline gave it in that step.
+its tokens; what a request gets is what the pipeline gave it in that step. A handle's `read` waits with the
+interpreter's lock held, so that no step could come: it is called only where there is something to read.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Batcher:
         self.tokenizer = self._pipeline.get_tokenizer()
         self._ids = itertools.count()
         self._work = threading.Event()
+        self.stepped = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, messages: list[dict], max_tokens: int, ignore_eos: bool):
@@ -47,6 +49,8 @@ class Batcher:
             self._work.clear()
             while self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
+                with self.stepped:
+                    self.stepped.notify_all()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         tokens, shown = [], ""
-        while handle.get_status() == openvino_genai.GenerationStatus.RUNNING or handle.can_read():
+        while self.has_more(handle):
             for output in handle.read().values():
                 tokens += output.generated_ids
             text = self.batcher.tokenizer.decode(tokens)
@@ -76,6 +80,15 @@ class Handler(BaseHTTPRequestHandler):
         used = {"prompt_tokens": prompt_tokens, "completion_tokens": len(tokens)}
         self.say({"choices": [], "usage": used})
         self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    def has_more(self, handle) -> bool:
+        """Waits for tokens; False at the end."""
+        with self.batcher.stepped:
+            while not handle.can_read():
+                if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+                    return handle.can_read()
+                self.batcher.stepped.wait(1)
+        return True
 
     def say(self, event: dict) -> None:
         data = b"data: " + json.dumps(event).encode() + b"\n\n"
