@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.formats.records import BadRow, DecisionRecord, Row, Said, VoteRecord, checked
 from app.formats.rows import Columns, VotesSource
@@ -18,6 +20,57 @@ from db.vote_kinds import VOTE_KINDS
 
 SCHEMA, VERSION = "paged-arena-votes", 1
 LINK = ("number", "previous_hash", "chain_hash")
+
+Moment = Annotated[AwareDatetime, BeforeValidator(datetime.fromisoformat)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Chance = Annotated[float, Field(ge=0, le=1)]
+
+
+class Link(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    number: Annotated[int, Field(ge=1)]
+    previous_hash: Hash
+    chain_hash: Hash
+
+
+class SaidLine(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str
+    a: str
+    b: str
+
+
+class VoteLine(Link):
+    """What stands under "vote" in a line, and what its values may be."""
+
+    battle: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    model_a: str
+    model_b: str
+    kind: str
+    created_at: Moment
+    private: Hash
+    counted: bool
+    reason: str | None
+    visitor: str | None
+    conversation: list[SaidLine]
+    details: dict[str, Any] | None
+    salt: str | None
+    pair_probability: Chance | None = None
+    side_coin: bool | None = None
+    imported_from: str | None = None
+
+
+class DecisionLine(Link):
+    """What stands under "decision"."""
+
+    vote: int
+    counted: bool
+    reason: str
+    decided_by: str
+    note: str
+    created_at: Moment
 
 
 class OurFormat:
@@ -33,7 +86,7 @@ class OurFormat:
             try:
                 yield from _read_line(line, columns)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                yield BadRow(line, f"not a line of {self.title}: {type(error).__name__} {error}")
+                yield BadRow(line, f"not a line of {self.title}: {_why(error)}")
 
     def loses(self, record: VoteRecord) -> None:
         return None
@@ -89,32 +142,26 @@ def _read_line(line: int, columns: Columns) -> Iterator[Row]:
         raise ValueError(f"a line is a schema, a vote, a decision or heads, not {', '.join(columns)}")
 
 
-def _record(line: int, vote: Columns) -> VoteRecord:
-    if vote["kind"] not in VOTE_KINDS:
-        raise ValueError(f"kind is {vote['kind']!r}, and not one of {', '.join(VOTE_KINDS)}")
-    return VoteRecord(
-        model_a=vote["model_a"],
-        model_b=vote["model_b"],
-        kind=vote["kind"],
-        battle=vote["battle"],
-        visitor=vote["visitor"],
-        created_at=datetime.fromisoformat(vote["created_at"]),
-        conversation=tuple(Said(turn["prompt"], turn["a"], turn["b"]) for turn in vote["conversation"]),
-        salt=vote["salt"],
-        pair_probability=vote.get("pair_probability"),
-        side_coin=vote.get("side_coin"),
-        imported_from=vote.get("imported_from"),
-        number=vote["number"],
-        private=vote["private"],
-        details=vote["details"],
-        line=line,
-    )
+def _record(line: int, columns: Columns) -> VoteRecord:
+    vote = VoteLine.model_validate(columns)
+    if vote.kind not in VOTE_KINDS:
+        raise ValueError(f"kind is {vote.kind!r}, and not one of {', '.join(VOTE_KINDS)}")
+    said = tuple(Said(turn.prompt, turn.a, turn.b) for turn in vote.conversation)
+    kept = vote.model_dump(exclude={"conversation", "previous_hash", "chain_hash", "counted", "reason"})
+    return VoteRecord(**kept, conversation=said, line=line)
 
 
-def _decision(line: int, decision: Columns) -> DecisionRecord:
-    named = ("vote", "counted", "reason", "decided_by", "note")
-    moment = datetime.fromisoformat(decision["created_at"])
-    return DecisionRecord(**{name: decision[name] for name in named}, created_at=moment, line=line)
+def _decision(line: int, columns: Columns) -> DecisionRecord:
+    decision = DecisionLine.model_validate(columns)
+    return DecisionRecord(**decision.model_dump(exclude=set(LINK)), line=line)
+
+
+def _why(error: Exception) -> str:
+    """In a sentence; of a line with several faults the first."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__} {error}" if not isinstance(error, ValueError) else str(error)
 
 
 # Verifying a file
@@ -137,7 +184,7 @@ def verify(file: VotesSource, sign: vote_log.Sign | None) -> vote_log.Report:
             elif "heads" in columns:
                 heads = {name: vote_log.Head(**head) for name, head in columns["heads"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {line}: {type(error).__name__} {error}") from error
+            raise ValueError(f"line {line}: {_why(error)}") from error
     if heads.keys() != {vote_log.VOTES, vote_log.DECISIONS}:
         raise ValueError("the last line, with the heads of the log, is missing")
     return vote_log.verify(votes, decisions, heads, sign)

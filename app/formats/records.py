@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+FIRST_YEAR, LAST_YEAR = 1970, 9998  # any offset from UTC leaves such a time a time
+
 
 @dataclass(frozen=True)
 class Said:
@@ -86,11 +88,19 @@ def as_stored(record: VoteRecord, format_name: str) -> VoteRecord:
 
 
 def checked(record: VoteRecord) -> VoteRecord:
-    """Raises ValueError for what no vote may be."""
+    """Raises ValueError for what no vote may be, and for what no database can hold."""
     if not record.model_a or not record.model_b:
         raise ValueError("a model has no name")
     if record.model_a == record.model_b:
         raise ValueError(f"{record.model_a!r} against itself")
+    texts = [text for said in record.conversation for text in (said.prompt, said.a, said.b)]
+    for text in filter(None, (record.model_a, record.model_b, record.visitor, *texts)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half a character (a lone surrogate)") from None
+    if record.created_at and not FIRST_YEAR <= record.created_at.year <= LAST_YEAR:
+        raise ValueError(f"was cast in the year {record.created_at.year}")
     return record
 
 

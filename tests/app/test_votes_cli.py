@@ -85,6 +85,36 @@ def test_file_with_a_bad_row_is_refused_whole_and_taken_without_it_when_asked(ar
     assert status == 0 and "1 votes" in out and "line 3: left out" in error
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("created_at", "soon", "created_at"),
+        ("created_at", "2026-01-01T00:00:00", "timezone"),
+        ("created_at", "0001-01-01T00:00:00+14:00", "year 1"),
+        ("created_at", 5, "not a line"),
+        ("battle", "f" * 200, "battle"),
+        ("number", 0, "number"),
+        ("private", "", "private"),
+        ("pair_probability", 7, "pair_probability"),
+        ("conversation", [{"prompt": "Why?", "a": "half \ud83d", "b": ""}], "half a character"),
+        ("conversation", [{"prompt": "Why?", "a": "So."}], "conversation.0.b"),
+        ("visitor", 5, "visitor"),
+    ],
+)
+def test_value_that_no_vote_can_have_is_named_with_its_line_and_nothing_is_imported(
+    arena, sample, tmp_path, field, value, told
+):
+    arena("votes", "import", sample("lmsys_33k"))
+    path = tmp_path / "votes"
+    arena("votes", "export", "-o", str(path))
+    first, line, *rest = map(json.loads, path.read_text().splitlines())
+    line["vote"][field] = value
+    path.write_text("".join(json.dumps(each) + "\n" for each in (first, line, *rest)))
+    status, _, error = arena("votes", "import", str(path), folder="other")
+    assert status == 1 and "line 2: " in error and told in error
+    assert json.loads(arena("votes", "verify", "--json", folder="other")[1])["votes"] == 0
+
+
 def test_names_of_the_arenas_own_models_are_not_taken_for_the_same(arena, tmp_path):
     arena("models", "add", "ant", "hf:a/b")
     path = tmp_path / "votes.csv"

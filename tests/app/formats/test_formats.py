@@ -75,6 +75,14 @@ def test_bad_rows_are_told_with_their_lines(tmp_path):
     assert "model_b" in bad[0].reason and "not JSON" in bad[1].reason
 
 
+def test_what_no_database_can_hold_is_a_bad_row(tmp_path):
+    rows = by_lines(SAMPLES["lmarena_140k"])
+    rows[0]["conversation_a"][1]["content"][0]["text"] = "half \ud83d"
+    rows[1]["timestamp"] = "0001-01-01T00:00:00"
+    found = read(tmp_path, "lmarena_140k", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [type(row) for row in found] == [BadRow, BadRow, VoteRecord, VoteRecord]
+
+
 def test_line_that_is_not_utf8_is_one_bad_row(tmp_path):
     text = SAMPLES["lmsys_33k"].encode().splitlines(keepends=True)
     found = read(tmp_path, "lmsys_33k", text[0] + b"\xff\n" + text[1])
