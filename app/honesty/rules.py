@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,10 +26,8 @@ def bursts(casts: Sequence[Cast], limits: Limits) -> dict[str, int]:
     found: dict[str, int] = {}
     for key in (lambda cast: cast.visitor, lambda cast: cast.address):
         for group in _grouped(casts, key).values():
-            for start, end in _windows(group, limits.burst):
-                if end - start > limits.burst_votes:
-                    for cast in group[start:end]:
-                        found[cast.visitor] = max(found.get(cast.visitor, 0), end - start)
+            votes = [end - start for start, end in _windows(group, limits.burst)]
+            _note(found, group, _most_around(group, limits.burst, votes), limits.burst_votes)
     return found
 
 
@@ -37,10 +35,8 @@ def crowded(casts: Sequence[Cast], limits: Limits) -> dict[str, int]:
     """By visitor, how many visitors voted from the same address within `limits.day`, where they are too many."""
     found: dict[str, int] = {}
     for group in _grouped(casts, lambda cast: cast.address).values():
-        for start, end in _windows(group, limits.day):
-            visitors = {cast.visitor for cast in group[start:end]}
-            if len(visitors) > limits.visitors:
-                found |= {visitor: max(found.get(visitor, 0), len(visitors)) for visitor in visitors}
+        visitors = list(_visitors(group, limits.day))
+        _note(found, group, _most_around(group, limits.day, visitors), limits.visitors)
     return found
 
 
@@ -52,10 +48,47 @@ def _grouped(casts: Sequence[Cast], key: Callable[[Cast], str | None]) -> dict[s
     return groups
 
 
-def _windows(group: list[Cast], width: timedelta):
+def _note(found: dict[str, int], group: Sequence[Cast], numbers: Iterable[int], limit: int) -> None:
+    for cast, number in zip(group, numbers, strict=True):
+        if number > limit:
+            found[cast.visitor] = max(found.get(cast.visitor, 0), number)
+
+
+def _windows(group: Sequence[Cast], width: timedelta) -> Iterator[tuple[int, int]]:
     """The longest run of votes within `width` that ends at each vote: its start and its end."""
     start = 0
     for end, cast in enumerate(group, 1):
         while cast.at - group[start].at > width:
             start += 1
         yield start, end
+
+
+def _visitors(group: Sequence[Cast], width: timedelta) -> Iterator[int]:
+    """How many visitors the window of each vote holds."""
+    within: Counter[str] = Counter()
+    first = 0
+    for start, end in _windows(group, width):
+        within[group[end - 1].visitor] += 1
+        for gone in group[first:start]:
+            within[gone.visitor] -= 1
+            if not within[gone.visitor]:
+                del within[gone.visitor]
+        first = start
+        yield len(within)
+
+
+def _most_around(group: Sequence[Cast], width: timedelta, numbers: Sequence[int]) -> Iterator[int]:
+    """For each vote the greatest of `numbers`, one a window, over the windows that hold it: a sliding maximum, in time
+    proportional to the votes."""
+    starts = [start for start, _ in _windows(group, width)]
+    falling: deque[int] = deque()  # windows that reach this vote, each greater than all behind it
+    reached = 0
+    for vote in range(len(group)):
+        while reached < len(group) and starts[reached] <= vote:
+            while falling and numbers[falling[-1]] <= numbers[reached]:
+                falling.pop()
+            falling.append(reached)
+            reached += 1
+        while falling[0] < vote:
+            falling.popleft()
+        yield numbers[falling[0]]

@@ -64,6 +64,26 @@ def test_burst_from_one_address_is_one_even_by_many_visitors():
     assert rules.bursts([cast(f"v{n}", n, f"home {n}") for n in range(11)], rules.Limits()) == {}
 
 
+def test_each_visitor_is_told_the_most_votes_and_visitors_of_any_window_that_holds_a_vote_of_theirs():
+    rng = np.random.default_rng(5)
+    limits = rules.Limits(burst_votes=2, burst=timedelta(seconds=60), visitors=2, day=timedelta(seconds=90))
+    for _ in range(60):
+        casts = [cast(f"v{rng.integers(6)}", int(rng.integers(400)), "home") for _ in range(rng.integers(30))]
+
+        def windows(width, casts=casts):
+            """Of each vote, the votes in the time that ends at it."""
+            return [[other for other in casts if each.at - width <= other.at <= each.at] for each in casts]
+
+        def most(visitor, groups, size):
+            return max((size(group) for group in groups if any(cast.visitor == visitor for cast in group)), default=0)
+
+        for visitor in {each.visitor for each in casts}:
+            votes = most(visitor, windows(limits.burst), len)
+            assert rules.bursts(casts, limits).get(visitor, 0) == (votes if votes > 2 else 0)
+            crowd = most(visitor, windows(limits.day), lambda group: len({each.visitor for each in group}))
+            assert rules.crowded(casts, limits).get(visitor, 0) == (crowd if crowd > 2 else 0)
+
+
 def test_more_than_twenty_visitors_behind_one_address_in_a_day_are_crowded():
     crowd = [cast(f"v{n}", 3600 * n, "office") for n in range(21)]
     assert len(rules.crowded(crowd, rules.Limits())) == 21
