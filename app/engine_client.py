@@ -90,7 +90,9 @@ class ModelSpec:
 class EngineClient:
     """`url()` is asked for each request, as a restarted engine may listen elsewhere; None means there is none now.
 
-    `prefix` is where OpenAI's paths begin: "/v1" for our engine, "" where the URL ends with it already.
+    `prefix` is where OpenAI's paths begin: "/v1" for our engine, "" where the URL ends with it already. `interval_ms`:
+    asks our engine, which alone knows it, to merge what it says of an answer within that time, but for the first word
+    and the end.
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class EngineClient:
         api_key: str | None = None,
         admin_key: str | None = None,
         prefix: str = "/v1",
+        interval_ms: int = 0,
     ):
         self._url = (lambda: url) if isinstance(url, str) else url
         self._prefix = prefix
         self._key = api_key
         self._admin_key = admin_key or api_key
+        self._stream_options = {"include_usage": True} | ({"interval_ms": interval_ms} if interval_ms else {})
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
@@ -134,7 +138,7 @@ class EngineClient:
             "model": model,
             "messages": list(messages),
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": self._stream_options,
         }
         finish: str | None = None
         usage: Mapping[str, Any] = {}

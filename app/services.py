@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from app import streams
 from app.admin import Admin
 from app.battles import Battles
 from app.config import AppConfig, engine_environment
@@ -106,6 +107,7 @@ def build_services(
         process.url if process else config.engine_url,
         api_key=config.engine_api_key or None,
         admin_key=config.engine_admin_key or None,
+        interval_ms=round(streams.TICK_SECONDS * 1000),  # more often no reader is told anything
     )
     secret = Secret(config.data_folder)
     local_key = secrets.token_urlsafe(24)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from engine.sequence import GenerationEvent
@@ -70,6 +70,7 @@ class Inbox:
         self._failure: Exception | None = None
         self._running = choices
         self._reader: asyncio.Future[None] | None = None
+        self._ended = asyncio.Event()
 
     @property
     def finished(self) -> bool:
@@ -88,6 +89,8 @@ class Inbox:
         self._observe(event, time.monotonic())
         if event.finish_reason is not None:
             self._running -= 1
+        if self.finished:
+            self._ended.set()
         earlier = self._waiting.get(event.index)
         self._waiting[event.index] = event if earlier is None else merged(earlier, event)
         self._wake()
@@ -95,6 +98,7 @@ class Inbox:
     def fail(self, failure: Exception) -> None:
         """Whoever waits for the next event, or comes to, gets `failure` instead."""
         self._failure = failure
+        self._ended.set()
         self._wake()
 
     async def next(self) -> GenerationEvent:
@@ -105,6 +109,13 @@ class Inbox:
         if self._failure is not None:
             raise self._failure
         return self._waiting.pop(next(iter(self._waiting)))
+
+    async def gather(self, seconds: float) -> None:
+        """Lets events come together for so long, where none waits; no longer than until the last, or a failure."""
+        if not self._waiting and not self._ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._ended.wait()
 
     async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
         while not self.exhausted:

@@ -106,6 +106,7 @@ SAMPLING_NAMES = tuple(Sampling.model_fields)
 class StreamOptions(Schema):
     include_usage: bool = False  # in an event of its own before the end
     continuous_usage_stats: bool = False  # and in every event, so far
+    interval_ms: int = Field(0, ge=0, le=10_000)  # between events: what comes sooner is merged, the end excepted
 
     @model_validator(mode="after")
     def usage_is_included(self) -> StreamOptions:

@@ -208,6 +208,7 @@ class Generation(Response):
     async def _stream(self, inbox: Inbox, send: Send) -> None:
         """The head of the response waits for the first token, so that what fails before it has its own status."""
         started = False
+        interval = self.request.stream_options.interval_ms / 1000 if self.request.stream_options else 0
         try:
             async for event in inbox:
                 events = self.answer.events(raise_failed(event))
@@ -219,6 +220,8 @@ class Generation(Response):
                     await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
                     started = True
                 await send({"type": "http.response.body", "body": events, "more_body": not inbox.exhausted})
+                if interval:
+                    await inbox.gather(interval)
         except EngineError as error:
             if not started:
                 raise

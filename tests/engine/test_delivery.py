@@ -108,3 +108,33 @@ def test_inboxes_that_are_open_fail_together_and_closed_ones_are_forgotten():
         assert (await closed.next()).text == "late"
 
     asyncio.run(run())
+
+
+def test_events_gather_until_the_last_comes_or_the_time_is_over():
+    async def run():
+        inbox = Inbox(Delivery(asyncio.get_running_loop()), ignore)
+        await inbox.gather(0.01)
+        inbox.put(event("a", 1))
+        await inbox.gather(3600)  # somebody waits for it
+        assert (await inbox.next()).text == "a"
+        gathering = asyncio.create_task(inbox.gather(3600))
+        await asyncio.sleep(0)
+        inbox.put(event("b", 2))
+        await asyncio.sleep(0)
+        assert not gathering.done()
+        inbox.put(event("c", 3, "stop"))
+        await gathering
+        assert (await inbox.next()).text == "bc"
+
+    asyncio.run(run())
+
+
+def test_failure_ends_the_gathering():
+    async def run():
+        inbox = Inbox(Delivery(asyncio.get_running_loop()), ignore)
+        gathering = asyncio.create_task(inbox.gather(3600))
+        await asyncio.sleep(0)
+        inbox.fail(ClientGone())
+        await gathering
+
+    asyncio.run(run())

@@ -221,6 +221,14 @@ def test_streamed_answers_are_told_apart_by_index_and_end_once(client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_what_comes_within_the_interval_is_one_event_but_the_first_word_and_the_end_come_at_once(client):
+    ask = {"model": "llama", "messages": ASK, "stream": True, **GREEDY}
+    merged_chunks = list(client.chat.completions.create(**ask, stream_options={"interval_ms": 10_000}))
+    chunks = list(client.chat.completions.create(**ask))
+    assert merged(merged_chunks) == merged(chunks)
+    assert len(merged_chunks) < 5 < len(chunks)
+
+
 def test_usage_so_far_is_in_every_event_if_asked_for(client):
     usage = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
@@ -261,6 +269,7 @@ def test_bias_forbids_a_token_and_forces_another(client):
         ("completions", {"logprobs": True}, "logprobs"),
         ("completions", {"logprobs": 21}, "logprobs"),
         ("completions", {"max_tokens": 0}, "max_tokens"),
+        ("completions", {"stream": True, "stream_options": {"interval_ms": -1}}, "stream_options.interval_ms"),
         ("completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ],
 )
