@@ -251,17 +251,18 @@ class Engine:
         """When all beams have looked ahead, lets the likeliest continuations go on, each from its own."""
         if search.done or not search.request.choices or not search.ready:
             return
-        for beam, children in search.advance().items():
-            for child in children[1:]:
+        heirs = search.advance()
+        for beam in [each for each, children in heirs.items() if not children]:
+            self.scheduler.remove(beam.sequence)
+            beam.sequence.owner = None
+        for beam, (first, *others) in [item for item in heirs.items() if item[1]]:
+            for child in others:
                 child.sequence = beam.sequence.fork(owner=child)
                 self.scheduler.fork(beam.sequence, child.sequence)
-            if children:
-                children[0].sequence, beam.sequence.owner = beam.sequence, children[0]
-            else:
-                self.scheduler.remove(beam.sequence)
-                beam.sequence.owner = None
+            first.sequence, beam.sequence.owner = beam.sequence, first
         for beam in search.beams:
             beam.sequence.append(beam.tokens[-1])
+            self.scheduler.go_on(beam.sequence)
         if search.done:
             for choice, found in zip(list(search.request.choices), search.ended, strict=False):
                 event = choice.found(found.tokens, found.reason)
@@ -409,8 +410,8 @@ class Engine:
         if too_large := self.memory.refusal(model.checkpoint.space, length, model.pin):
             needed, possible = too_large
             raise BadRequest(f"{length:,} tokens need {needed:,} pages of KV memory; there are {possible:,} to be had")
-        if terms.beam and terms.beam.width > self.config.max_sequences:
-            most = f"at most {self.config.max_sequences:,} sequences run at once"
+        if terms.beam and terms.beam.width > self.scheduler.max_sequences:
+            most = f"at most {self.scheduler.max_sequences:,} sequences run at once"
             raise InvalidParameter("beam_width", f"beam_width is {terms.beam.width:,}; {most}")
         waiting = len(self.scheduler.waiting) + len(self._commands)
         if waiting >= self.config.max_waiting:

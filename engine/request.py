@@ -70,7 +70,7 @@ class Request:
             self, params, self.choices[0].ends, min_tokens=self.params.min_tokens, max_tokens=self.params.max_tokens
         )
         (root,) = self.search.beams
-        root.sequence, self.sequence.owner = self.sequence, root
+        root.sequence, self.sequence.owner, self.sequence.joint = self.sequence, root, self.search
 
     @property
     def cached_tokens(self) -> int:

@@ -5,6 +5,10 @@ admission moves the first that waits to the end of those that run, a preemption 
 those that wait. So the oldest is never preempted, always progresses, and every other becomes the oldest in time. Among
 clients `line` decides who is next; one of whom nothing runs takes a place of the one of whom most runs.
 
+The beams of a search go on only together. One that has computed its last token keeps its pages until somebody needs
+them, one of its own search first; then it rests, in no line, until the others have theirs. So any search progresses
+while one of its beams fits, beside whatever other searches there are.
+
 Checkpoints take turns: a step is one forward of the checkpoint that has waited longest for one, with all its running
 sequences, whichever models they belong to.
 """
@@ -43,7 +47,7 @@ class Scheduler:
         self.waiting = Line()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._max_sequences = min(max_sequences, max_batch_tokens)
+        self.max_sequences = min(max_sequences, max_batch_tokens)  # each takes at least one token of a step
         self._max_batch_tokens = max_batch_tokens
         self._prefill_tokens_beside_decodes = prefill_tokens_beside_decodes
         self._steps = 0
@@ -70,13 +74,19 @@ class Scheduler:
             if self.kv.fork(sequence, child):
                 self.running.insert(self.running.index(sequence) + 1, child)
                 child.state = State.RUNNING
-                if len(self.running) > self._max_sequences:
+                if len(self.running) > self.max_sequences:
                     self._preempt(self.running[-1])
                 return
             if self.running[-1] is sequence:
                 break
             self._preempt(self.running[-1])
         self.waiting.appendleft(child)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Lets one that rested, and has a token more to compute now, wait in front for its turn."""
+        if sequence.state is State.RESTING:
+            sequence.state = State.WAITING
+            self.waiting.appendleft(sequence)
 
     def remove(self, sequence: Sequence, *, in_doubt: bool = False) -> None:
         """Ends a sequence in whatever state it is, and frees what it holds."""
@@ -86,7 +96,7 @@ class Scheduler:
             self.kv.release(sequence, in_doubt=in_doubt)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
-        else:
+        elif sequence.state is State.FINISHED:
             return
         self.waiting.leave(sequence)
         sequence.state = State.FINISHED
@@ -103,19 +113,18 @@ class Scheduler:
         if self.waiting and self.waiting.several:
             self.waiting.charge(self.running)
         while self.waiting:
-            sequence, alone = self.waiting.first(self.running), all(each.uncomputed == 0 for each in self.running)
-            if len(self.running) < self._max_sequences and self.kv.admit(sequence, alone=alone):
+            busy = [each for each in self.running if not each.waits_for_others]
+            sequence = self.waiting.first(busy)
+            if len(self.running) < self.max_sequences and self.kv.admit(sequence, alone=not busy):
                 self.waiting.remove(sequence)
                 self._run(sequence)
             elif victim := self._who_yields(sequence):
                 self._preempt(victim)
-            elif not alone:
+            elif self.running:
                 return
             else:  # not even alone
                 self.remove(sequence)
                 self._unservable.append(sequence)
-                if self.running:  # they wait for this one, and go with it
-                    return
 
     def _run(self, sequence: Sequence) -> None:
         """Puts it behind all of its priority."""
@@ -124,23 +133,32 @@ class Scheduler:
         sequence.state = State.RUNNING
 
     def _who_yields(self, sequence: Sequence) -> Sequence | None:
-        """Who is preempted for one that waits: the last of less priority; else, where nothing runs of its model, or of
-        its user, the newest of the model, or user, of which most runs. Nobody for whom that would be the only one."""
-        if not self.running:
-            return None
-        if self.running[-1].priority > sequence.priority:
+        """Who is preempted for one that waits: the last of less priority; a beam of its search that waits for it, or of
+        any where all that run wait for others; else, where nothing runs of its model, or of its user, a beam that waits
+        for others, or the newest of the model, or user, of which most runs. Nobody for whom that would be the only one.
+        """
+        if self.running and self.running[-1].priority > sequence.priority:
             return self.running[-1]
+        idle = [each for each in self.running if each.waits_for_others]
+        if siblings := [each for each in idle if each.joint is sequence.joint]:
+            return siblings[-1]
+        if len(idle) == len(self.running):
+            return idle[-1] if idle else None
         if not self.waiting.several:
             return None
-        equals = [each for each in self.running if each.priority == sequence.priority]
+        equals = [each for each in self.running if each.priority == sequence.priority and not each.waits_for_others]
         if any(each.client[0] == sequence.client[0] for each in equals):  # then the places of the model are shared
             equals = [each for each in equals if each.client[0] == sequence.client[0]]
             names = [each.client[1] for each in equals]
             own = sequence.client[1]
         else:
             names, own = [each.client[0] for each in equals], sequence.client[0]
+        if own in names:
+            return None
+        if idle := [each for each in idle if each.priority == sequence.priority]:
+            return idle[-1]
         crowd, most = Counter(names).most_common(1)[0] if names else ("", 0)
-        if most < 2 or own in names:
+        if most < 2:
             return None
         return next(each for each, name in zip(reversed(equals), reversed(names), strict=True) if name == crowd)
 
@@ -198,7 +216,8 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.waiting.charge([sequence])
         self.running.remove(sequence)
+        sequence.state = State.RESTING if sequence.waits_for_others else State.WAITING
         self.kv.release(sequence)
-        sequence.state = State.WAITING
-        self.waiting.appendleft(sequence)
+        if sequence.state is State.WAITING:
+            self.waiting.appendleft(sequence)
         self.preemptions += 1

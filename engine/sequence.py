@@ -2,7 +2,8 @@
 
     WAITING ──admitted──> RUNNING ──> FINISHED
        ^                     │
-       └──── preempted ──────┘          (aborted or failed: FINISHED from either)
+       └──── preempted ──────┘          (aborted or failed: FINISHED from any)
+       └─── RESTING <────────┘          (preempted while it waits for the others of its search)
 
 A sequence computes `tokens[computed:length]` next: many while it prefills (also after a preemption, when everything
 generated so far is prompt again), one when it decodes.
@@ -63,6 +64,7 @@ class GenerationEvent:
 class State(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    RESTING = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -76,6 +78,7 @@ class Sequence:
         "charged",
         "client",
         "computed",
+        "joint",
         "length",
         "limit",
         "owner",
@@ -99,6 +102,7 @@ class Sequence:
         self.priority = 0  # the smaller, the sooner
         self.client = ("", "")  # model and user: who is served by it
         self.arrival = self.charged = 0  # the line's: its place, and the virtual tokens charged
+        self.joint: object = None  # those with the same one go on only together, as the beams of a search do
         self.computed = 0  # tokens whose KV is written
         self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
         self.scored = False  # whether the logits of every token are wanted: then nothing is taken from the cache
@@ -109,12 +113,17 @@ class Sequence:
     def uncomputed(self) -> int:
         return self.length - self.computed
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it has computed all it can before the others of its search have."""
+        return self.joint is not None and self.computed == self.length
+
     def fork(self, owner: object) -> Sequence:
         """Another that begins with the same tokens, and holds nothing yet."""
         child = Sequence(self.space, self.tokens[: self.length], self.limit - self.length, owner)
         child.prompt_length, child.cached_tokens = self.prompt_length, self.cached_tokens
         child.block_hashes = list(self.block_hashes)
-        child.priority, child.client = self.priority, self.client
+        child.priority, child.client, child.joint = self.priority, self.client, self.joint
         return child
 
     def append(self, token: int) -> None:

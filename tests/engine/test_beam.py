@@ -12,6 +12,7 @@ from engine.architectures import load_checkpoint
 from engine.beam import BeamParams
 from engine.config import EngineConfig
 from engine.core import Engine, ModelSpec
+from engine.errors import InvalidParameter
 from engine.kv.pool import PagePool
 from engine.request import Terms
 from engine.sequence import SamplingParams
@@ -103,13 +104,61 @@ def test_shortage_and_neighbours_change_nothing(options):
     assert [each.token_ids for each in neighbours] == [each.expected() for each in neighbours]
 
 
-def test_a_search_that_can_never_fit_is_failed_and_others_go_on():
-    rig = fake(pages=30)
-    asked = rig.ask("a", words(40), 30, n=6, terms=Terms(beam=BeamParams(6)))
+@pytest.mark.parametrize("sharing", [True, False])
+def test_a_search_ends_where_only_one_of_its_beams_fits(sharing):
+    rig = fake(pages=30, enable_prefix_cache=sharing)
     other = rig.ask("a", words(20), 10)
+    assert beams(rig, 6) == beams(fake(pages=1000), 6)
+    assert other.token_ids == other.expected()
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_sequences": 4}, {"max_sequences": 6}, {"pages": 30}, {"pages": 60}, {"pages": 74}], ids=str
+)
+@pytest.mark.parametrize("users", [3, 1])
+def test_searches_do_not_keep_each_other_from_their_end(options, users):
+    def answers(rig: Rig) -> list:
+        asked = []
+        for n in range(3):
+            asked.append(rig.ask("a", words(30, n), 30, n=4, terms=Terms(f"{n % users}", beam=BeamParams(4))))
+            asked.append(rig.ask("a", words(20, 9 + n), 20, terms=Terms("another")))
+            for _ in range(4):
+                rig.engine.step()
+        rig.drain()
+        found = [sorted((event.index, event.token_ids) for event in each.events) for each in asked[::2]]
+        return found + [each.token_ids for each in asked[1::2]]
+
+    assert answers(fake(**options)) == answers(fake(pages=1000))
+
+
+def test_a_search_goes_on_at_whatever_places_others_leave_it():
+    rig = fake(max_sequences=4)
+    searched = rig.ask("a", words(40), 30, n=4, terms=Terms("one", beam=BeamParams(4)))
+    rig.engine.step()
+    for n in range(60):  # there is always somebody else
+        rig.ask("a", words(20, n), 8, terms=Terms(f"user {n % 5}"))
+    rig.until(lambda: searched.reason is not None)
+    assert rig.scheduler.waiting, "it did not wait until all others were done"
+    assert [event.token_ids for event in sorted(searched.events, key=lambda event: event.index)] == beams(fake())
     rig.drain()
-    assert {event.finish_reason for event in asked.events} == {"error"} and "does not fit" in asked.last.error
-    assert other.reason in ("length", "stop")
+
+
+def test_a_beam_that_has_looked_ahead_gives_its_place_to_the_next_of_its_search():
+    rig = fake(max_sequences=2)
+    long = rig.ask("a", words(20), 60, ignore_eos=True)
+    searched = rig.ask("a", words(40), 10, n=2, terms=Terms(beam=BeamParams(2)))
+    rig.until(lambda: searched.reason is not None)
+    assert len(long.token_ids) < 60
+    rig.drain()
+
+
+@pytest.mark.parametrize(("options", "most"), [({"max_sequences": 3}, 3), ({"max_batch_tokens": 16}, 16)])
+def test_more_beams_than_ever_run_at_once_are_refused(options, most):
+    rig = fake(**options)
+    with pytest.raises(InvalidParameter, match=f"at most {most} sequences") as refused:
+        rig.ask("a", words(20), 5, n=most + 1, terms=Terms(beam=BeamParams(most + 1)))
+    assert refused.value.param == "beam_width"
+    assert len(beams(rig, most)) == most
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 12])

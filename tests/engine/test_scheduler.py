@@ -196,3 +196,35 @@ def test_windows_let_more_sequences_run():
         run.step()
         most = max(most, len(run.scheduler.running))
     assert most == 4  # 4 * 11 * 4 pages would not have fitted
+
+
+def test_where_all_that_run_wait_for_others_the_newest_gives_its_place_and_rests():
+    run = Run(pages=8)
+    first, second = run.add(20, 5), run.add(20, 5)
+    first.joint, second.joint = object(), object()
+    while first.uncomputed or second.uncomputed:
+        step = run.scheduler.schedule()
+        for sequence, count in zip(step.sequences, step.counts, strict=True):
+            run.kv.commit(sequence, count)
+    third = run.add(20, 5)
+    assert run.scheduler.schedule().sequences == [third]
+    assert (run.scheduler.running, len(run.scheduler.waiting)) == ([first, third], 0)
+    assert second.state is State.RESTING and second.table is None
+    run.scheduler.go_on(second)
+    assert (second.state, list(run.scheduler.waiting)) == (State.WAITING, [second])
+    for sequence in (first, second, third):
+        run.scheduler.remove(sequence)
+    run.finish()
+
+
+def test_one_that_rests_can_be_ended():
+    run = Run(pages=8)
+    first = run.add(20, 5)
+    first.joint = object()
+    run.scheduler.schedule()
+    run.kv.commit(first, 20)
+    run.add(90, 5)
+    run.scheduler.schedule()
+    assert first.state is State.RESTING
+    run.scheduler.remove(first)
+    assert first.state is State.FINISHED
