@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -47,14 +49,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", action="store_true", help="print one JSON document on stdout, the table on stderr")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw it")
-    command.add_argument("--seed", type=int, default=0, help="of lengths and arrivals; the same seed, the same figures")
+    command.add_argument(
+        "--seed", type=at_least(0), default=0, help="of lengths and arrivals; the same seed, the same figures"
+    )
     scale = command.add_argument_group("simulated")
     scale.add_argument("--machine", choices=MACHINE_NAMES, default="opt-13b", help="model and chips (default: opt-13b)")
     scale.add_argument("--trace", choices=TRACE_NAMES, help="lengths of prompts and answers")
-    scale.add_argument("--requests", type=at_least_one, default=REQUESTS, help=f"of each run (default: {REQUESTS:,})")
-    scale.add_argument("--block-tokens", type=at_least_one, default=16, metavar="TOKENS", help="a block (default: 16)")
+    scale.add_argument("--requests", type=at_least(1), default=REQUESTS, help=f"of each run (default: {REQUESTS:,})")
+    scale.add_argument("--block-tokens", type=at_least(1), default=16, metavar="TOKENS", help="a block (default: 16)")
     load = command.add_argument_group("load")
-    load.add_argument("--rate", type=float, help="Poisson arrivals a second; default: the queue is never empty")
+    load.add_argument("--rate", type=above_zero, help="Poisson arrivals a second; default: the queue is never empty")
     load.add_argument(
         "--policy",
         dest="policies",
@@ -62,14 +66,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         help="default: all; may be given several times",
     )
-    load.add_argument("--samples", type=at_least_one, default=1, help="answers to a prompt (default: 1)")
-    load.add_argument("--prefix-tokens", type=int, default=0, metavar="TOKENS", help="that every prompt begins with")
+    load.add_argument("--samples", type=at_least(1), default=1, help="answers to a prompt (default: 1)")
+    load.add_argument(
+        "--prefix-tokens", type=at_least(0), default=0, metavar="TOKENS", help="that every prompt begins with"
+    )
     real = command.add_argument_group("real, growth")
     real.add_argument(
-        "--pool-mib", type=at_least_one, default=128, metavar="MIB", help="pool of KV pages (default: 128)"
+        "--pool-mib", type=at_least(1), default=128, metavar="MIB", help="pool of KV pages (default: 128)"
     )
-    real.add_argument("--steps", type=at_least_one, default=800, help="measured, of each policy (default: 800)")
-    real.add_argument("--warm-up", type=int, default=400, metavar="STEPS", help="before those (default: 400)")
+    real.add_argument("--steps", type=at_least(1), default=800, help="measured, of each policy (default: 800)")
+    real.add_argument("--warm-up", type=at_least(0), default=400, metavar="STEPS", help="before those (default: 400)")
     real.add_argument(
         "--clock",
         choices=("wall", "processor"),
@@ -79,10 +85,20 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     real.add_argument("--part", choices=("sequences", "contexts", "models", "overhead", "layout"), help="of growth")
 
 
-def at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+def at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
+        return number
+
+    return whole_number
+
+
+def above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return number
 
 
@@ -127,6 +143,10 @@ def experiment(config: EngineConfig, options: argparse.Namespace):
         "seed": options.seed,
     }
     if name == "load":
+        if options.prefix_tokens >= (most := experiments.MACHINES[options.machine].context_length):
+            raise ConfigError(
+                f"--prefix-tokens is {options.prefix_tokens:,}; {options.machine} allows less than {most:,}"
+            )
         return experiments.load(
             common,
             options.policies or POLICY_NAMES,

@@ -204,3 +204,20 @@ def test_an_option_that_says_nothing_to_an_experiment_is_refused(arguments, caps
 
 def test_every_experiment_says_what_it_reads():
     assert command.READ.keys() == command.EXPERIMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "fig2 --seed -1", "fig13 --requests -5", "fig15 --block-tokens -16", "load --rate -3", "load --rate nan",
+        "load --rate 0", "load --prefix-tokens -1", "load --samples -2", "real --pool-mib -128", "real --steps -1",
+        "real --warm-up -1", "real --seed -9", "growth --threads -1", "load --prefix-tokens 2048",
+    ],
+)  # fmt: skip
+def test_a_number_that_makes_no_sense_is_refused_with_the_option_it_came_with(arguments, capsys):
+    try:
+        status = main(["simulate", *arguments.split()])
+    except SystemExit as refused:
+        status = refused.code
+    assert status == 2
+    assert arguments.split()[1] in capsys.readouterr().err
