@@ -201,7 +201,8 @@ class Generation(Response):
 
     async def _whole(self, inbox: Inbox, send: Send) -> None:
         events = [raise_failed(event) async for event in inbox]
-        body = self.answer.whole(events)
+        scored = self.params.logprobs is not None  # then it takes a second where there are many choices
+        body = await asyncio.to_thread(self.answer.whole, events) if scored else self.answer.whole(events)
         await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 

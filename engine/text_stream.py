@@ -9,6 +9,9 @@ from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"  # what the bytes of an unfinished character decode to
 MOST_TOKENS_A_CHARACTER = 4
+PRIMING_TOKENS = (
+    64  # of the prompt's end: what a token's text can depend on, and more; all of it would be decoded again
+)
 
 
 class TextStream:
@@ -28,7 +31,7 @@ class TextStream:
         self._tokens_before_stop = min_tokens
         self._held = ""  # decoded; may be the start of a stop string
         self._undecoded: list[int] = []  # tokens since the last whole character
-        whole, begun = split_at_whole_character(tokenizer, list(prompt_ids))
+        whole, begun = split_at_whole_character(tokenizer, list(prompt_ids[-PRIMING_TOKENS:]))
         self._stream = DecodeStream(ids=whole, skip_special_tokens=True)
         for token_id in begun:
             self._decode(token_id)

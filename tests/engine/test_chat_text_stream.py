@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine import text_stream
 from engine.text_stream import TextStream
 from tests.engine.tiny import BOS, IM_END, tiny_tokenizer
 
@@ -111,3 +112,16 @@ def test_stop_strings_wait_for_min_tokens():
 
 def test_empty_stop_strings_stop_nothing():
     assert "".join(stream_out(TextStream(TOKENIZER, [], [""]), ids_of("abc"))) == "abc"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_after_a_long_prompt_is_what_it_is_after_a_short_one(text):
+    prompt = ids_of("user: " + "你好 fox 🦊 " * 40)
+    assert "".join(stream_out(TextStream(TOKENIZER, prompt), ids_of(text))) == text
+
+
+def test_of_a_long_prompt_only_the_end_is_decoded(monkeypatch):
+    primed = []
+    monkeypatch.setattr(text_stream, "DecodeStream", lambda ids, **_: primed.append(len(ids)))
+    TextStream(TOKENIZER, ids_of("fox " * 2000))
+    assert primed[0] <= 64
