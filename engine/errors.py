@@ -71,11 +71,13 @@ class ContextTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, model: str, prompt_tokens: int, context_length: int, max_tokens: int = 0) -> None:
+    def __init__(
+        self, model: str, prompt_tokens: int, context_length: int, max_tokens: int = 0, param: str = "prompt"
+    ) -> None:
         size = f"prompt is {prompt_tokens:,} tokens"
         if 0 < prompt_tokens < context_length:
             size += f" and max_tokens is {max_tokens:,}"
-        super().__init__(f"{size}; {model} allows {context_length:,}", param="messages")
+        super().__init__(f"{size}; {model} allows {context_length:,}", param=param)
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length
 

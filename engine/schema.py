@@ -180,6 +180,7 @@ class StructuredOutputs(Schema):
 class GenerationRequest(Sampling):
     off = OFF
     no_effect = NO_EFFECT
+    text_param: ClassVar[str] = "prompt"  # where the caller wrote what is answered
 
     model: str
     stream: bool | None = None
@@ -235,6 +236,7 @@ class GenerationRequest(Sampling):
 
 class ChatRequest(GenerationRequest):
     off = CHAT_OFF
+    text_param = "messages"
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -377,7 +379,7 @@ def sampling_params(
     asked = {name: value for name in SAMPLING_NAMES if (value := getattr(request, name)) is not None}
     room = context_length - prompt_tokens
     if room < min(1, asked.get("max_tokens", 1)) or asked.get("max_tokens", 1) > room:
-        raise ContextTooLong(model, prompt_tokens, context_length, asked.get("max_tokens", 0))
+        raise ContextTooLong(model, prompt_tokens, context_length, asked.get("max_tokens", 0), request.text_param)
     values = {"max_tokens": max_tokens or room, **defaults, **asked, "n": request.n or 1, **request.scores_asked}
     values["max_tokens"] = min(values["max_tokens"], room)
     if "min_tokens" not in asked:

@@ -476,7 +476,7 @@ def params_for(
 ) -> SamplingParams:
     """`stop`: what ends an answer in the model's chat format, beside what the request says."""
     if not prompt_ids:
-        raise InvalidParameter("prompt", "prompt is empty")
+        raise InvalidParameter(body.text_param, f"{body.text_param}: there is nothing to answer")
     params = sampling_params(
         body,
         spec.sampling,

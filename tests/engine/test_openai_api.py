@@ -282,7 +282,10 @@ def test_lone_surrogate_is_refused(engine):
 def test_prompt_over_the_context_is_refused_with_both_numbers(client):
     with pytest.raises(openai.BadRequestError, match=r"prompt is \d,\d{3} tokens; llama allows 2,048") as refusal:
         client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "fox " * 3000}])
-    assert refusal.value.code == "context_length_exceeded"
+    assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError, match=r"prompt is \d,\d{3} tokens; llama allows 2,048") as refusal:
+        client.completions.create(model="llama", prompt="fox " * 3000)
+    assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_max_tokens_over_the_room_left_is_refused_with_all_numbers(client):
