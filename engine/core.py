@@ -378,13 +378,17 @@ class Engine:
         params: SamplingParams,
         deliver: Deliver,
         terms: Terms = USUAL_TERMS,
+        runner: Runner | None = None,
     ) -> str:
         """Queues a request and returns its id. Its events come through `deliver`, on the engine's thread, until each of
-        its choices had one with a finish_reason; `deliver` must not block.
+        its choices had one with a finish_reason; `deliver` must not block. `runner`: whose tokens and grammar these are
+        (`runner_of`), for who took long to make them: a model that has another by now refuses.
 
         Raises ModelNotFound, ModelNotReady, ContextTooLong, BadRequest, QueueFull, EngineDead.
         """
         served = self._ready(model)
+        if runner is not None and runner is not served.checkpoint.runner:
+            raise ModelNotReady(f"{model} was replaced while its prompt was read; ask again")
         self._check(served, prompt_ids, params, terms)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(uuid.uuid4().hex, served, prompt_ids, params, seed, deliver, terms)
@@ -418,9 +422,10 @@ class Engine:
             raise QueueFull(f"{waiting:,} requests wait, as many as max_waiting allows; try again later")
 
     def _add(self, request: Request) -> None:
-        model = request.model
-        if self._models.get(model.spec.name) is not model:
-            return self._turn_away(request, "error", f"the model {model.spec.name} was removed")
+        model = self._models.get(request.model.spec.name)
+        if model is None or model.checkpoint is not request.model.checkpoint:
+            return self._turn_away(request, "error", f"the model {request.model.spec.name} was removed")
+        request.model = model  # which may have replaced the one that was asked
         if request.params.max_tokens == 0 and not request.params.prompt_logprobs:
             return self._turn_away(request, "length")
         self._requests[request.id] = request

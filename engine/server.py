@@ -174,20 +174,23 @@ class Generation(Response):
         self,
         server: EngineServer,
         request: GenerationRequest,
+        runner: Runner,
         answer: Answer,
         prompt_ids: list[int],
         params: SamplingParams,
         timer: RequestTimer,
         terms: Terms,
     ) -> None:
-        self.server, self.request, self.answer = server, request, answer
+        self.server, self.request, self.runner, self.answer = server, request, runner, answer
         self.prompt_ids, self.params, self.timer, self.terms = prompt_ids, params, timer, terms
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.server.engine
         with self.server.delivery.inbox(self.timer.observe, choices=self.params.n) as inbox:
-            request_id = engine.submit(self.request.model, self.prompt_ids, self.params, inbox.deliver, self.terms)
+            request_id = engine.submit(
+                self.request.model, self.prompt_ids, self.params, inbox.deliver, self.terms, self.runner
+            )
             watch = asyncio.create_task(watch_connection(receive, inbox))
             try:
                 await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
@@ -321,7 +324,7 @@ class EngineServer:
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         vocabulary = self._vocabulary(runner) if body.logprobs else None
         answer = Answer(CHAT, body.model, request.state.request_id, usage=body.stream_options, vocabulary=vocabulary)
-        return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
+        return Generation(self, body, runner, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         runner, spec = self.engine.runner_of(body.model)
@@ -334,7 +337,7 @@ class EngineServer:
         scored = vocabulary if body.logprobs is not None else None
         request_id, usage = request.state.request_id, body.stream_options
         answer = Answer(TEXT, body.model, request_id, usage=usage, vocabulary=scored, echo=echo)
-        return Generation(self, body, answer, prompt_ids, params, timer, await self._terms(runner, body))
+        return Generation(self, body, runner, answer, prompt_ids, params, timer, await self._terms(runner, body))
 
     def _vocabulary(self, runner: Runner) -> Vocabulary:
         """Made once a checkpoint, and gone with it."""

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -469,6 +470,29 @@ def test_deleting_a_model_ends_its_requests_in_every_state_and_returns_its_pages
     assert list(rig.engine.kv()["checkpoints"]) == ["b"]
     with pytest.raises(ModelNotFound):
         rig.engine.delete_model("a")
+
+
+def test_a_prompt_read_for_a_model_that_was_replaced_meanwhile_is_refused():
+    rig = rig_of(names="ab")
+    rig.put("x", "a")
+    runner, _ = rig.engine.runner_of("x")
+    rig.put("x", "a", system_prompt=SYSTEM_PROMPT)  # of the same checkpoint: the same tokens
+    ask = partial(rig.engine.submit, "x", words(20), SamplingParams(3), [].append, runner=runner)
+    ask()
+    rig.put("x", "b")
+    with pytest.raises(ModelNotReady, match="was replaced"):
+        ask()
+    rig.drain()
+
+
+def test_a_request_on_its_way_while_its_model_is_replaced_is_its_successors():
+    rig = rig_of()
+    ready = rig.engine._ready("a")
+    rig.put("a", system_prompt=SYSTEM_PROMPT)
+    rig.engine._ready = lambda name: ready  # as if asked just before
+    answer = rig.ask("a", words(10))
+    rig.drain()
+    assert (answer.token_ids, answer.reason) == (answer.expected(), "length")
 
 
 def test_a_request_for_a_model_deleted_before_it_arrived_is_told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -13,10 +14,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.delivery import Delivery
+from engine.errors import ModelNotReady
 from engine.models import ModelSpec
-from engine.schema import ChatRequest
-from engine.server import params_for
+from engine.schema import ChatRequest, CompletionRequest
+from engine.server import EngineServer, params_for
 from tests.engine.conftest import ASSISTANT
+from tests.engine.fake_runner import FULL, FakeRunner
+from tests.engine.rig import Rig
 from tests.engine.server_fixture import EngineProcess, TinyModel, tiny_folder
 
 ASK = [{"role": "user", "content": "what is the capital of france?"}]
@@ -412,3 +417,26 @@ def test_queue_that_is_full_says_so():
         assert refused and len(refused) < 8
         assert refused[0].json()["error"]["code"] == "queue_full"
         assert {each.status_code for each in answers} == {200, 429}
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+def test_model_replaced_while_a_prompt_is_tokenised_is_not_asked_with_the_tokens_of_the_old(route):
+    """As when the loop is busy with something else between the tokens and their submission."""
+    rig = Rig({"a": FakeRunner(FULL, "a"), "b": FakeRunner(FULL, "b")})
+    rig.put("x", "a")
+    server = EngineServer(rig.engine, rig.config)
+    tokenised = server._tokenised
+
+    async def slowly(encode, *, characters):
+        tokens = await tokenised(encode, characters=characters)
+        rig.put("x", "b")
+        return tokens
+
+    async def ask() -> None:
+        server.delivery, server._tokenised = Delivery(asyncio.get_running_loop()), slowly
+        body = {"chat": ChatRequest(model="x", messages=ASK), "complete": CompletionRequest(model="x", prompt="fox")}
+        generation = await getattr(server, route)(body[route], SimpleNamespace(state=SimpleNamespace(request_id="1")))
+        await generation({}, None, None)
+
+    with pytest.raises(ModelNotReady, match="was replaced"):
+        asyncio.run(ask())
