@@ -144,9 +144,8 @@ def experiment(config: EngineConfig, options: argparse.Namespace):
     }
     if name == "load":
         if options.prefix_tokens >= (most := experiments.MACHINES[options.machine].context_length):
-            raise ConfigError(
-                f"--prefix-tokens is {options.prefix_tokens:,}; {options.machine} allows less than {most:,}"
-            )
+            words = f"--prefix-tokens is {options.prefix_tokens:,}; {options.machine} allows less than {most:,}"
+            raise ConfigError(words, param="--prefix-tokens")
         return experiments.load(
             common,
             options.policies or POLICY_NAMES,
