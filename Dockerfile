@@ -9,11 +9,12 @@ RUN apt-get update \
 WORKDIR /srv/arena
 # Empty takes torch from the default index; PyTorch's CPU wheel index keeps CUDA out of the image.
 ARG TORCH_INDEX=
-ENV ARENA_CACHE=/data/cache ARENA_DATA_FOLDER=/data PYTHONUNBUFFERED=1
+ENV ARENA_CACHE=/data/cache ARENA_DATA_FOLDER=/data PYTHONUNBUFFERED=1 PATH=/srv/arena/.venv/bin:$PATH
 
 COPY . .
 RUN make install TORCH_INDEX=${TORCH_INDEX}
 
 VOLUME /data
 EXPOSE 7860
-CMD ["make", "run", "ARGS=--host 0.0.0.0"]
+# What `make run` ends in, by itself, so that signals reach it. The engine fetches the checkpoints into the volume, once.
+CMD ["arena", "serve", "--host", "0.0.0.0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from app.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {"app": {"db"}, "db": set(), "engine": {"kernels"}, "kernels": set()}
@@ -83,3 +86,12 @@ def test_every_folder_with_code_is_a_package_that_gets_installed():
     folders = {path.parent for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
     assert all(f"{package}*" in include for package in MAY_IMPORT)
     assert {str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()} == set()
+
+
+def test_image_ends_in_what_make_run_ends_in_with_nothing_between():
+    """A shell or make as the first process of a container would keep its signals to itself."""
+    command = json.loads(re.findall(r"^CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[-1])
+    assert command[:2] == ["arena", "serve"]
+    assert build_parser().parse_args(command[1:]).host == "0.0.0.0"
+    recipe = re.search(r"^run:.*\n\t@(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert recipe == "exec $(BIN)/arena serve $(ARGS)"
