@@ -178,7 +178,7 @@ async function attempt(path) {
 async function refused(error, otherwise) {
   if (battle.id && (error.status === 404 || error.status === 409)) await reload(battle.id);
   banner(error.message || say(otherwise), "bad");
-  if (error.code === "not_ready") watchStatus(await call("GET", "/status").catch(() => null));
+  if (error.code === "not_ready") lookAtStatus();
 }
 
 function newBattle() {
@@ -187,6 +187,7 @@ function newBattle() {
   fresh();
   show("idle");
   composer.focus();
+  lookAtStatus();
 }
 
 function rematch() {
@@ -209,6 +210,7 @@ async function vote(kind) {
     show("voted");
     reveal(revealed);
     byId("new-battle").focus({ preventScroll: true });
+    lookAtStatus();
   } catch (error) {
     show("votable");
     await refused(error, "vote_failed");
@@ -283,7 +285,9 @@ async function reload(id) {
 /** What another tab has done to this battle meanwhile: its vote, another question, the last one answered anew. */
 async function catchUp() {
   const { id, state, turn, event } = battle;
-  if (document.hidden || !["votable", "interrupted"].includes(state)) return;
+  if (document.hidden) return;
+  if (["idle", "voted", "void"].includes(state)) return lookAtStatus();
+  if (!["votable", "interrupted"].includes(state)) return;
   const snapshot = await call("GET", `/battles/${id}`).catch(() => null);
   if (!snapshot || battle.id !== id || battle.state !== state) return;
   const attempts = (eventId) => Math.floor(eventId / EVENT_IDS_PER_ATTEMPT);
@@ -316,6 +320,11 @@ function showNotice(then) {
       accept),
   );
   if (then) accept.focus();
+}
+
+/** Wherever the next thing to do is another battle. */
+async function lookAtStatus() {
+  watchStatus(await call("GET", "/status").catch(() => null));
 }
 
 /** Fewer than two ready models: says so, and goes on by itself when there are two. */

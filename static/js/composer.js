@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { el, number, say } from "./frame.js";
 
 const COUNT_AFTER_MS = 250;
-const VERY_LONG = 20_000; // characters: from here on lines are not wrapped, which would freeze the page for seconds
+const VERY_LONG = 100_000; // characters, more than any context takes: wrapping lines would freeze the page from here on
 
 export class Composer {
   constructor({ prompt, counter, send, stop }, { onSend, onStop, battle }) {

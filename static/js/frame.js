@@ -74,6 +74,8 @@ function labelLook(button) {
   button.title = button.getAttribute("aria-label");
 }
 
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest" }); // on a very narrow screen the items scroll
+
 const look = byId("look");
 labelLook(look);
 look.addEventListener("click", () => {

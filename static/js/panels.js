@@ -8,13 +8,14 @@ const LONG_QUESTION = 400;
 export class Panel {
   /** `root` is the column that Gradio drew; `retry(side)` is called when the visitor wants this answer again. */
   constructor(root, side, retry) {
-    Object.assign(this, { root, side, retry, turns: new Map(), follows: true });
+    Object.assign(this, { root, side, retry, turns: new Map(), follows: true, top: 0 });
     this.title = el("h2", {}, say(`model_${side}`));
     this.note = el("span", { class: "panel-note" });
     this.tag = el("span", { class: "panel-choice", hidden: true });
     this.scroll = el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": say(`model_${side}`) });
     this.end = el("button", { type: "button", class: "to-end", hidden: true, "aria-label": say("to_end"), onclick: () => this.toEnd() });
     this.scroll.addEventListener("scroll", () => this.notice(), { passive: true });
+    new ResizeObserver(() => this.resized()).observe(this.scroll); // the vote bar and the names take their room from here
     root.replaceChildren(
       el("header", { class: "panel-head" }, el("span", { class: "badge", "aria-hidden": "true" }, side.toUpperCase()), this.title, this.tag, this.note),
       this.scroll,
@@ -109,8 +110,15 @@ export class Panel {
 
   notice() {
     const { scrollTop, scrollHeight, clientHeight } = this.scroll;
-    this.follows = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    const isUp = scrollTop < this.top; // else it is the panel that became smaller, not the reader who scrolled
+    this.top = scrollTop;
+    this.follows = scrollHeight - scrollTop - clientHeight < NEAR_END_PX || (this.follows && !isUp);
     this.end.hidden = this.follows;
+  }
+
+  resized() {
+    if (this.follows) this.keepUp();
+    else this.notice();
   }
 
   keepUp() {

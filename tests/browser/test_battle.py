@@ -75,6 +75,27 @@ def test_new_battle_clears_the_page_and_survives_a_reload(site, open_site):
     assert visit.page.locator("#hero").is_visible()
 
 
+def test_another_battle_is_offered_only_where_there_can_be_one(site, open_site):
+    visit = open_site(site).ask().vote()
+    switch = site.services.registry.change
+    site.in_loop(switch("beta", enabled=False))
+    try:
+        visit.page.evaluate("dispatchEvent(new Event('focus'))")
+        visit.page.wait_for_selector("#not-ready")
+        for button in ("new-battle", "rematch", "send"):
+            assert not visit.page.locator(f"#{button}").is_visible()
+        assert "add or enable models, at /admin" in visit.page.inner_text("#not-ready")
+        assert visit.page.locator("#reveal").is_visible()
+        visit.page.reload()
+        visit.drawn().page.wait_for_selector("#not-ready")
+        assert not visit.page.locator("#new-battle").is_visible()
+    finally:
+        site.in_loop(switch("beta", enabled=True))
+    visit.page.wait_for_selector("#new-battle:visible")
+    visit.page.click("#new-battle")
+    assert visit.state == "idle"
+
+
 def test_same_question_is_asked_of_another_pair(site, open_site):
     visit = open_site(site).ask("Which way is north?").vote()
     visit.page.click("#rematch")
@@ -151,6 +172,26 @@ def test_counter_says_both_numbers_before_sending_and_keeps_the_question(site, o
     assert not visit.page.locator("#send").is_disabled()
 
 
+PUT = "(area, text) => { area.value = text; area.dispatchEvent(new Event('input', { bubbles: true })); }"
+
+
+@pytest.mark.parametrize(
+    "text", ["many words " * 3_000, "many words " * 15_000, "line\n" * 40_000], ids=["long", "one line", "lines"]
+)
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_question_box_stays_a_box_however_much_is_in_it(site, open_site, text, phone):
+    visit = open_site(site, phone=phone)
+    visit.question.evaluate(PUT, text)
+    visit.page.wait_for_selector("#counter-text.over")
+    box, send = visit.question.bounding_box(), visit.page.locator("#send").bounding_box()
+    lines = visit.question.evaluate("area => area.scrollHeight / parseFloat(getComputedStyle(area).lineHeight)")
+    assert 30 < box["height"] <= 0.34 * visit.page.viewport_size["height"] + 1
+    assert box["height"] < (lines + 2) * 24, "no more than is in it"
+    assert box["x"] + box["width"] <= send["x"] + 1
+    assert send["y"] + send["height"] <= visit.page.viewport_size["height"]
+    assert visit.page.locator("#counter-text").bounding_box()["y"] >= box["y"] + box["height"]
+
+
 PASTE = """async (area) => {
   const began = performance.now();
   area.value = "word ".repeat(200_000);
@@ -216,6 +257,29 @@ def test_reader_who_scrolls_up_is_left_alone_and_can_jump_to_the_end(site, open_
     visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
     page.click("#stop")
     visit.until("votable")
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_newest_words_stay_in_view_when_the_vote_bar_and_the_names_take_their_room(site, open_site, engine, phone):
+    for name in ("alpha", "beta"):
+        engine.say(name, "line\n\n" * 80)
+    visit = open_site(site, phone=phone).ask()
+    at_the_end = (
+        "[...document.querySelectorAll('.scroll')].every((s) => s.scrollHeight - s.scrollTop - s.clientHeight < 2)"
+    )
+    visit.eventually(f"document.querySelector('#vote-bar').offsetHeight > 0 && {at_the_end}")
+    visit.vote("a").eventually(f"document.querySelector('#reveal').offsetHeight > 0 && {at_the_end}")
+
+
+def test_reader_who_has_scrolled_up_stays_there_when_the_vote_bar_comes(site, open_site, engine):
+    for name in ("alpha", "beta"):
+        engine.say(name, Script.of("line\n\n" * 80, size=60, pause_seconds=0.02))
+    visit = open_site(site).ask(until="streaming")
+    visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
+    visit.page.evaluate("document.querySelector('#chat-a .scroll').scrollTop = 0")
+    visit.until("votable").page.wait_for_timeout(300)
+    assert visit.page.evaluate("document.querySelector('#chat-a .scroll').scrollTop") == 0
+    assert visit.page.locator("#chat-a .to-end").is_visible()
 
 
 def test_code_is_copied_as_it_was_written(site, open_site, engine):

@@ -18,6 +18,11 @@ TEXT_ON_GROUND = [
     ("ink-2", "sunken"), ("a", "a-soft"), ("b", "b-soft"), ("surface", "a"), ("surface", "b"), ("bg", "ink"),
     ("good", "good-soft"), ("warn", "warn-soft"), ("bad", "bad-soft"), ("bad", "surface"), ("link", "bg"), ("a", "bg"),
 ]  # fmt: skip
+CUT_OFF = """[...document.querySelectorAll("header.site a, header.site button")].filter((each) => {
+  const { left, right } = each.getBoundingClientRect();
+  const around = (each.closest("nav") ?? document.body).getBoundingClientRect();
+  return left < around.left - 1 || right > around.right + 1;
+}).map((each) => each.textContent)"""
 CONTRAST = """(pairs) => {
   const probe = document.body.appendChild(document.createElement("i"));
   const light = (token) => {
@@ -48,6 +53,7 @@ def test_controls_have_names_and_nothing_is_too_wide_for_a_phone(site, open_site
     visit = open_site(site, "/admin/login", phone=True).signed_in(ADMIN_PASSWORD).go(path)
     assert visit.nameless_controls() == []
     assert visit.overflow() == 0
+    assert visit.page.evaluate(CUT_OFF) == []
     assert visit.page.title()
     assert visit.page.locator("html").get_attribute("lang") == "en"
     assert visit.page.locator("h1").count() == 1
