@@ -218,6 +218,7 @@ def _sees_exactly(request: Request, app: Services) -> bool:
 
 @router.get("/status")
 async def status(app: App) -> dict[str, Any]:
+    await app.registry.look()
     ready, message = app.battles.readiness()
     return {"ready_models": ready, "enough": message is None, "message": message}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import responses
 from typing import Any
 from urllib.parse import quote
 
@@ -43,7 +44,7 @@ class EngineSilent(EngineError):
 
 class EngineRefused(EngineError):
     def __init__(self, status: int, message: str):
-        super().__init__(f"HTTP {status}: {message}")
+        super().__init__(f"HTTP {status}: {message or responses.get(status, 'no word why')}")
         self.status = status
         self.message = message
 

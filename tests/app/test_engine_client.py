@@ -115,6 +115,14 @@ def test_a_server_that_is_no_engine_is_an_engine_error(reply):
         talk(url, lambda client: client.listed_models(2))
 
 
+def test_refusal_without_a_word_is_told_by_its_status():
+    with (
+        answering_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url,
+        pytest.raises(EngineRefused, match=r"^HTTP 404: Not Found$"),
+    ):
+        talk(url, lambda client: client.listed_models(2))
+
+
 def test_models_are_put_listed_and_taken_away(engine):
     async def body(client):
         await client.put_model("a b", ModelSpec("path:/x", "Be brief.", {"seed": 1}))

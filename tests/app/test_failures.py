@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy
 
 from app.errors import SIDE_FAILED
+from app.registry import FRESH_SECONDS
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import Website, until
@@ -275,6 +276,16 @@ def retire(site, name: str) -> None:
     with database.session() as session:
         queries.retire_model(session, name, datetime.now(UTC))
     database.close()
+
+
+def test_status_is_that_of_now_and_not_of_the_last_comparison(tmp_path):
+    with FakeEngine() as engine, Website(tmp_path, engine_url=engine.url, sync_seconds=600.0) as site:
+        visitor = site.ready().visitor()
+        assert visitor.get("/api/status").json() == {"ready_models": 2, "enough": True, "message": None}
+        engine.__exit__()
+        time.sleep(FRESH_SECONDS)
+        told = visitor.get("/api/status").json()
+        assert (told["ready_models"], told["enough"]) == (0, False) and "/admin" in told["message"]
 
 
 def test_an_engine_that_went_away_is_told_before_a_battle_begins(tmp_path):
