@@ -37,10 +37,21 @@ class ArenaError(Exception):
     status = 500
     code = "internal"
 
-    def __init__(self, message: str, *, retry_after_seconds: float | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float | None = None,
+        rule: str | None = None,
+        values: Mapping[str, Any] | None = None,
+    ):
+        """`rule` is the key of the sentence (rule_<rule> in app.views.words) and `values` fill its blanks, so that a
+        view can say it in another language; None where its code says enough."""
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+        self.rule = rule
+        self.values = values or {}
 
     def as_dict(self) -> dict:
         return {"error": {"code": self.code, "message": self.message}}
@@ -93,16 +104,11 @@ class BadInput(ArenaError):
 
 
 class ModelRefused(BadInput):
-    """`rule` is the key of the sentence and `values` fill its blanks, so that a view can say it in another language.
-
-    `field` is the one of the entry's that is wrong.
-    """
+    """`field` is the one of the entry's that is wrong."""
 
     def __init__(self, message: str, *, rule: str, field: str, values: Mapping[str, Any]):
-        super().__init__(message)
-        self.rule = rule
+        super().__init__(message, rule=rule, values=values)
         self.field = field
-        self.values = values
 
 
 class BlankPrompt(BadInput):

@@ -17,7 +17,9 @@ from app.formats.any_csv import DEFAULT_COLUMNS
 from app.leaderboard_exports import EXPORTS, spread
 from app.leaderboard_sheet import Sheet
 from app.leaderboard_votes import ALL, Selection
+from app.numbers import many
 from app.ratings import METHODS, Board
+from app.ratings.board import FEW_VOTES
 from app.ratings.categories import CATEGORIES
 from db.connect import Database
 
@@ -117,8 +119,7 @@ def as_text(board: Board) -> str:
             f"{rank:>7}  {row.model:<{width}}  {row.rating:>7.1f}  {interval:>17}  {row.votes:>7,}  {row.wins:>7,}  "
             f"{row.elo:>7.1f}"
         )
-    votes = "1 vote" if board.votes == 1 else f"{board.votes:,} votes"
-    made_of = f"{votes}, {METHODS[board.method].label}, {board.ci} intervals"
+    made_of = f"{many(board.votes, 'vote')}, {METHODS[board.method].label}, {board.ci} intervals"
     return "\n".join([*lines, f"{made_of}; version {board.version}; input sha256 {board.input_sha256}"])
 
 
@@ -128,11 +129,14 @@ def decisions(board: Board) -> list[str]:
         f"{effect.name}: {effect.points:+.1f} points ({effect.lower:.1f} to {effect.upper:.1f})"
         for effect in board.effects
     ]
+    if board.is_early:
+        told.append(f"It is far too early to say who is first: that takes {FEW_VOTES} votes or more on each model.")
+        return told
     if found := board.separation:
         if found.votes == 0:
             told.append(f"{found.first} and {found.second} are apart.")
         elif found.votes:
-            told.append(f"About {found.votes:,} votes more would part {found.first} from {found.second}.")
+            told.append(f"About {many(found.votes, 'vote')} more would part {found.first} from {found.second}.")
     if found := board.fragility:
         told.append(f"Without {found.votes:,} of the votes ({found.share:.2%}) {found.successor} would be first.")
     return told

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from html import escape
 
 from app.leaderboard_sheet import Sheet
+from app.numbers import many
 from app.ratings import METHODS, Row
 
 
@@ -56,7 +57,7 @@ def as_markdown(sheet: Sheet) -> str:
 def made_of(sheet: Sheet) -> str:
     board = sheet.board
     return (
-        f"{board.votes:,} votes, {METHODS[board.method].label}, {board.ci} intervals; `{command(sheet)}`; "
+        f"{many(board.votes, 'vote')}, {METHODS[board.method].label}, {board.ci} intervals; `{command(sheet)}`; "
         f"version {board.version}; input sha256 {board.input_sha256}"
     )
 
@@ -83,7 +84,7 @@ def as_svg(sheet: Sheet) -> str:
         'font-family="system-ui, sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="16" y="28" font-size="17" font-weight="600">{METHODS[sheet.board.method].label}, '
-        f"95% intervals, {sheet.board.votes:,} votes</text>",
+        f"95% intervals, {many(sheet.board.votes, 'vote')}</text>",
     ]
     for place, row in enumerate(rows):
         y = TOP + ROW * place + 14

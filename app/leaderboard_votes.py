@@ -18,6 +18,24 @@ from app.ratings.categories import CATEGORIES, categories_of
 from app.ratings.style import FEATURES, controlled, difference, style_of
 from db.vote_kinds import VOTE_KINDS
 
+RULES = {  # why there is no such board, by rule; app.views.words has the same in other languages
+    "no_method": "no rating method {value}; there are {names}",
+    "no_interval": "{method} has no {value} interval; it has {names}",
+    "no_category": "no category {value}; there are {names}",
+    "no_covariates": "{method} cannot hold style or position constant",
+    "no_weights": "{method} cannot weigh votes",
+    "no_clusters": "only sandwich intervals know of visitors",
+    "no_days": "from {since} until {until} is no time at all",
+    "least_votes": "the least number of votes is 0 or more",
+    "no_day": "{value} is no day; write it as 2026-01-31",
+    "no_number": "{value} is no number of votes",
+    "no_switch": "{value} is neither 0 nor 1",
+    "no_texts": "these votes come without conversations, and so without categories",
+    "no_times": "these votes come without a time",
+    "no_visitors": "these votes do not say who cast them",
+    "no_style": "these votes come without answers, and so without style",
+    "no_chances": "not every vote here has the chance that its pair had",
+}
 ALL = "all"
 DAY_SECONDS = 86_400
 
@@ -39,22 +57,23 @@ class Selection:
 
     def __post_init__(self):
         """Raises BadInput for what there is not."""
-        try:
-            choose_interval(self.method, self.ci)
-        except ValueError as error:
-            raise BadInput(str(error)) from error
+        if self.method not in METHODS:
+            raise no_board("no_method", value=repr(self.method), names=", ".join(METHODS))
+        method = METHODS[self.method]
+        if self.ci not in (None, *method.intervals):
+            raise no_board("no_interval", method=method.label, value=self.ci, names=", ".join(method.intervals))
         if self.category not in (ALL, *CATEGORIES):
-            raise BadInput(f"no category {self.category!r}; there are {', '.join((ALL, *CATEGORIES))}")
-        if (self.style or self.position) and not METHODS[self.method].takes_covariates:
-            raise BadInput(f"{METHODS[self.method].label} cannot hold style or position constant")
-        if self.propensity and not METHODS[self.method].takes_covariates:
-            raise BadInput(f"{METHODS[self.method].label} cannot weigh votes")
+            raise no_board("no_category", value=repr(self.category), names=", ".join((ALL, *CATEGORIES)))
+        if (self.style or self.position) and not method.takes_covariates:
+            raise no_board("no_covariates", method=method.label)
+        if self.propensity and not method.takes_covariates:
+            raise no_board("no_weights", method=method.label)
         if self.cluster and choose_interval(self.method, self.ci) != "sandwich":
-            raise BadInput("only sandwich intervals know of visitors")
+            raise no_board("no_clusters")
         if self.since and self.until and self.since > self.until:
-            raise BadInput(f"from {self.since} until {self.until} is no time at all")
+            raise no_board("no_days", since=str(self.since), until=str(self.until))
         if self.min_votes < 0:
-            raise BadInput("the least number of votes is 0 or more")
+            raise no_board("least_votes")
 
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> Selection:
@@ -95,22 +114,26 @@ class Selection:
         return flags
 
 
+def no_board(rule: str, **values: str) -> BadInput:
+    return BadInput(RULES[rule].format(**values), rule=rule, values=values)
+
+
 def _day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise BadInput(f"{text!r} is no day; write it as 2026-01-31") from error
+        raise no_board("no_day", value=repr(text)) from error
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise BadInput(f"{text!r} is no number of votes")
+        raise no_board("no_number", value=repr(text))
     return int(text)
 
 
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
-        raise BadInput(f"{text!r} is neither 0 nor 1")
+        raise no_board("no_switch", value=repr(text))
     return text == "1"
 
 
@@ -199,10 +222,10 @@ def chosen(votes: Votes, selection: Selection) -> Votes:
         return votes
     mask = np.ones(len(votes), bool)
     if selection.category != ALL:
-        _require(votes.known_texts.any(), "these votes come without conversations, and so without categories")
+        _require(votes.known_texts.any(), "no_texts")
         mask &= votes.categories[selection.category]
     if selection.since or selection.until:
-        _require(np.isfinite(votes.seconds).any(), "these votes come without a time")
+        _require(np.isfinite(votes.seconds).any(), "no_times")
         mask &= votes.seconds >= (_midnight(selection.since) if selection.since else -np.inf)
         mask &= votes.seconds < (_midnight(selection.until) + DAY_SECONDS if selection.until else np.inf)
     some = votes.only(mask)
@@ -220,14 +243,14 @@ def prepared(votes: Votes, selection: Selection) -> Games:
     if not len(votes):
         return games
     if selection.cluster:
-        _require(votes.known_visitor.any(), "these votes do not say who cast them")
+        _require(votes.known_visitor.any(), "no_visitors")
     if selection.position:
         games = games.knowing(covariates={"position": np.ones(len(games))})
     if selection.style:
-        _require(votes.known_texts.any(), "these votes come without answers, and so without style")
+        _require(votes.known_texts.any(), "no_style")
         games = controlled(games, votes.differences)
     if selection.propensity:
-        _require(np.isfinite(votes.chance).all(), "not every vote here has the chance that its pair had")
+        _require(np.isfinite(votes.chance).all(), "no_chances")
         weight = 1 / votes.chance
         games = games.knowing(weight=weight / weight.mean())
     return games
@@ -237,6 +260,6 @@ def _midnight(day: date) -> float:
     return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
 
 
-def _require(told: bool, trouble: str) -> None:
+def _require(told: bool, rule: str) -> None:
     if not told:
-        raise BadInput(trouble)
+        raise no_board(rule)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.errors import ModelRefused
+from app.errors import ModelRefused, NameTaken
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
 MOST_WEIGHT = 100  # how often one model may be drawn for once of another
@@ -47,9 +47,14 @@ SAMPLING: dict[str, tuple[str, float | None, float | None]] = {  # kind, least, 
     "stop": ("a list of texts", None, None),
     "stop_token_ids": ("a list of whole numbers", None, None),
 }
+SOUND_SAMPLING = {"temperature": 0.3, "top_p": 0.9, "frequency_penalty": 0.5, "max_tokens": 384}
+"""As the shipped models have it: at a temperature of 1 and without a penalty a small model loses the thread."""
 RULES = {
     "name": "a model's name is 1 to 64 letters, digits, spaces or . _ + - "
     "and begins with a letter or digit, not {value}",
+    "name_exists": "a model named {name} exists already; choose another name",
+    "name_retired": "a model named {name} was retired, and its votes keep the name; choose another name",
+    "name_case": "a model named {name} exists already; choose a name that differs by more than case",
     "system_prompt": "system_prompt must be text",
     "context_least": "context_length must be a whole number of at least 16 tokens",
     "context_most": "context_length is {asked} tokens; {source} allows {allowed}",
@@ -78,6 +83,11 @@ def refusal(rule: str, *, field: str, **values: Any) -> ModelRefused:
     """What to raise where a rule is broken; `values` fill the blanks of its sentence."""
     values = {"field": field, **values}
     return ModelRefused(RULES[rule].format(**values), rule=rule, field=field, values=values)
+
+
+def name_taken(rule: str, name: str) -> NameTaken:
+    values = {"name": repr(name)}
+    return NameTaken(RULES[rule].format(**values), rule=rule, values=values)
 
 
 def is_remote(source: str) -> bool:

@@ -22,7 +22,17 @@ from sqlalchemy.orm import Session
 from app.config import AppConfig, endpoint_key
 from app.engine_client import Delta, EngineClient, EngineError, EngineModel, EngineRefused, ModelSpec
 from app.errors import BadInput, NameTaken, NotFound
-from app.model_rules import ABOUT, FIELDS, REMOTE, check_context_length, check_path, checked, checked_name, is_remote
+from app.model_rules import (
+    ABOUT,
+    FIELDS,
+    REMOTE,
+    check_context_length,
+    check_path,
+    checked,
+    checked_name,
+    is_remote,
+    name_taken,
+)
 from db import errors as db_errors
 from db import queries
 from db.connect import Database
@@ -34,6 +44,8 @@ DEFAULT_MODELS = Path(__file__).parent / "default_models.toml"
 PROBE_SECONDS = 30.0  # between two looks at a remote endpoint
 LOADING_SECONDS = 0.2  # between two comparisons while a model loads or waits for its engine
 SETTLE_SECONDS = 1.0  # for a model that was just changed to be ready or to fail
+FRESH_SECONDS = 0.25  # for which what the engines said is taken for what they would say
+LOOK_SECONDS = 2.0  # that somebody waits for them to say it again
 NOT_ASKED_YET = "the endpoint has not answered yet"
 TOLD_BY_ENGINES = (
     "status",
@@ -131,6 +143,8 @@ class Registry:
         self.engine_trouble: str | None = "the engine is starting"  # why it serves nothing; None while it does
         self._remotes: dict[tuple[str, str | None], Remote] = {}
         self._lock = asyncio.Lock()
+        self._compared_at = float("-inf")
+        self._looking: asyncio.Task | None = None
 
     # Reading
 
@@ -197,9 +211,13 @@ class Registry:
         context_length: int | None = None,
         endpoint_key_env: str | None = None,
         sampling_weight: float = 1.0,
+        settle_seconds: float = SETTLE_SECONDS,
         **about: str | None,
     ) -> ModelView:
-        """Raises BadInput or NameTaken, saying which and why; a source that fails later shows in the status."""
+        """Raises BadInput or NameTaken, saying which and why; a source that fails later shows in the status.
+
+        Who asks hears whether it is ready or failed where that is known within `settle_seconds`.
+        """
         values = {
             "source": source,
             "system_prompt": system_prompt,
@@ -214,7 +232,7 @@ class Registry:
         check_context_length(source, context_length, longest_context(source, await self.models()))
         name = (await self._database.run(insert_model, name, **values)).name
         self._asked.pop(name, None)
-        await self._settle(name)
+        await self._settle(name, settle_seconds)
         return await self.model(name)
 
     async def change(self, name: str, **changes: Any) -> ModelView:
@@ -253,11 +271,11 @@ class Registry:
             with contextlib.suppress(EngineError):
                 await self._engine.delete_model(row.name)
 
-    async def _settle(self, name: str) -> None:
+    async def _settle(self, name: str, seconds: float = SETTLE_SECONDS) -> None:
         """Gives a model a moment to fail or to be ready, so that who asked for it hears so in the answer."""
         await self.sync()
         row = next(row for row in self._rows if row.name == name)
-        ends = self._clock() + (self._config.remote_timeout_seconds if is_remote(row.source) else 0) + SETTLE_SECONDS
+        ends = self._clock() + (self._config.remote_timeout_seconds if is_remote(row.source) else 0) + seconds
         while self._status(row).status in ("loading", "waiting") and self._clock() < ends:
             await asyncio.sleep(0.1)
             await self.sync()
@@ -277,9 +295,22 @@ class Registry:
             pause = self._config.sync_seconds
             await asyncio.sleep(pause if self.settled() else min(pause, LOADING_SECONDS))
 
+    async def look(self) -> None:
+        """Asks the engines how they are, unless they just were: for who must not hear what was true a second ago.
+
+        However many ask, one comparison runs for all; one that takes long goes on without them.
+        """
+        if self._clock() - self._compared_at < FRESH_SECONDS:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.sync(), name="look at the engines")
+            self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())  # the next one says so
+        await asyncio.wait({self._looking}, timeout=LOOK_SECONDS)
+
     async def sync(self) -> None:
         """Makes what the engines serve what the table wants, and takes note of how far they are."""
         async with self._lock:
+            self._compared_at = self._clock()
             self._rows = await self._database.run(queries.models, retired=True, read_only=True)
             wanted = {row.name: row for row in self._rows if row.enabled and not is_remote(row.source)}
             await self._sync_local(wanted)
@@ -322,7 +353,7 @@ class Registry:
             except EngineRefused as error:
                 if error.status not in NOT_TAKEN:
                     raise
-                self._refused[name] = error.message
+                self._refused[name] = error.message or str(error)
             self._asked[name] = spec
         return changed
 
@@ -375,6 +406,9 @@ class Registry:
         )
 
     async def close(self) -> None:
+        if self._looking:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
         for remote in self._remotes.values():
             await close_remote(remote)
 
@@ -424,10 +458,10 @@ def insert_model(session: Session, name: str, **values: Any) -> Model:
     name, values = checked_name(name), checked(**values)
     queries.forget_unused_model(session, name)
     for other in queries.models(session, retired=True):
-        if other.name != name and other.name.casefold() == name.casefold():
-            raise NameTaken(
-                f"a model named {other.name!r} exists already; choose a name that differs by more than case"
-            )
+        if other.name == name:
+            raise name_taken("name_retired" if other.retired_at else "name_exists", name)
+        if other.name.casefold() == name.casefold():
+            raise name_taken("name_case", other.name)
     with _spoken():
         return queries.add_model(session, name=name, now=datetime.now(UTC), **values)
 

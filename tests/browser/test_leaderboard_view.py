@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import httpx
+import re
 
+import httpx
+import pytest
+
+from app.errors import BadInput
+from app.leaderboard_cli import as_text
+from app.leaderboard_exports import as_markdown, as_svg
 from app.leaderboard_sheet import Sheet, make_sheet
-from app.leaderboard_votes import Selection, Votes
-from app.ratings import Games
-from app.views.leaderboard import render
-from app.views.words import LANGUAGES, words_for
+from app.leaderboard_votes import RULES, Selection, Votes
+from app.ratings import METHODS, Games
+from app.views.leaderboard import Offered, render
+from app.views.words import LANGUAGES, said_in, words_for
 
 
 def drawn(played) -> Sheet:
@@ -35,6 +41,75 @@ def test_notes_of_the_board_are_shown_in_both_languages():
     apart = drawn([("a", "b", 1.0), ("c", "d", 0.5)])
     for language in LANGUAGES:
         assert "a, b; c, d" in render(apart, words_for(language))
+
+
+def test_few_votes_are_not_spoken_of_with_confidence():
+    early, later = drawn([("a", "b", 1.0)]), drawn([("a", "b", 1.0)] * 15 + [("a", "b", 0.0)] * 10)
+    html = render(early, words_for("en"))
+    assert "far too early to say" in html and "a has 1 and b 1" in html
+    assert "leads" not in html and "points" not in html.replace("100 points more", "").replace("In rating points", "")
+    beside = make_sheet(Votes.of_games(Games.of([("a", "b", 1.0), ("b", "a", 1.0)])), Selection(position=True))
+    assert "too few votes to tell" in render(beside, words_for("en"))
+    assert "far too early" not in render(later, words_for("en"))
+    assert "leads" in render(later, words_for("en"))
+
+
+@pytest.mark.parametrize("votes", [1, 2])
+def test_one_vote_is_one_vote(votes):
+    found = drawn([("a", "b", 1.0)] * votes)
+    html = render(found, words_for("en"))
+    told = html + as_text(found.board) + as_markdown(found) + as_svg(found) + " ".join(found.board.notes)
+    assert re.search(rf"(?<![\d,]){votes} votes?\b", told)
+    assert not re.search(r"(?<![\d,])1 (?:votes|models|rows)\b", told)
+
+
+def test_category_says_its_rule_in_the_language_of_the_page():
+    found = drawn([("a", "b", 1.0)])
+    for language in LANGUAGES:
+        html = render(found, words_for(language))
+        assert words_for(language)["rule_of_multi_turn"] in html
+    assert "The conversation has two" not in html
+
+
+def test_view_that_there_is_not_is_refused_in_every_language():
+    with pytest.raises(BadInput) as refused:
+        Selection(method="elo", style=True)
+    assert said_in(words_for("en"), refused.value) == "Elo cannot hold style or position constant"
+    assert said_in(words_for("zh"), refused.value) == "Elo 无法固定风格或位置的影响。"
+    assert all(f"rule_{rule}" in words_for("zh") for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("selection", "offered"),
+    [
+        (Selection(), {"bt", "davidson", "elo"}),
+        (Selection(position=True), {"bt", "davidson"}),
+        (Selection(propensity=True), {"bt", "davidson"}),
+        (Selection(ci="sandwich"), {"bt", "davidson"}),
+        (Selection(cluster=True), {"bt", "davidson"}),
+        (Selection(method="elo"), {"bt", "davidson", "elo"}),
+    ],
+)
+def test_form_offers_only_methods_that_go_with_the_rest(selection, offered):
+    html = render(make_sheet(Votes.of_games(Games.of([("a", "b", 1.0)])), Selection()), words_for("en"))
+    assert " disabled" not in html
+    found = {name for name in METHODS if Offered.of(name, selection, words_for("en")).not_here is None}
+    assert found == offered
+
+
+def test_filters_never_lead_to_a_view_that_there_is_not(site, open_site):
+    visitor = site.visitor()
+    visitor.vote(visitor.battle()[0])
+    visit = open_site(site, "/leaderboard?style=1")
+    option = visit.page.locator("select[name=method] option[value=elo]")
+    assert option.is_disabled()
+    assert "cannot hold style" in option.get_attribute("title")
+    visit.page.click(".switch")
+    visit.drawn().page.select_option("select[name=method]", "elo")
+    visit.page.click("form button")
+    visit.drawn()
+    assert visit.page.locator(".note.bad").count() == 0
+    assert "method=elo" in visit.page.url
 
 
 def test_open_leaderboard_goes_with_the_votes(site, open_site):
