@@ -293,6 +293,7 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "memory_waste": ("Reserved, but empty", "已占用却空着"),
     "memory_more": ("More battles that fit", "还能容纳的对战"),
+    "memory_fits_none": ("0, one alone is more than the pool", "0，一场就超出整个内存池"),
     "memory_served": ("Not computed again", "无需重算"),
     "memory_served_unit": ("tokens served from shared pages", "个词元取自共享页"),
     "memory_running": ("Answers under way", "进行中的回答"),

@@ -276,7 +276,8 @@ function texts() {
   for (const [name, way] of Object.entries(ways)) {
     shown[`${name}.pages`] = number.format(way.pages);
     shown[`${name}.waste`] = figures.running ? `${percent(way.waste_percent)}%` : "–";
-    shown[`${name}.more`] = number.format(way.more_battles);
+    const fitsNone = way.more_battles === 0 && way.pages === 0; // the whole pool is free, and it is too small for one
+    shown[`${name}.more`] = fitsNone ? say("memory_fits_none") : number.format(way.more_battles);
     shown[`${name}.says`] = figures.running
       ? say("way_says", { pages: number.format(way.pages), percent: percent((100 * way.pages) / total), waste: percent(way.waste_percent) })
       : say("way_nothing");
