@@ -4,6 +4,8 @@ Every value is computed in fp32. With dtype bfloat16 the values named here, and 
 ties to even): all weights; normed activations; q, k and v once rotated; exp(score - max) before it meets V; the
 attention's output; the MLP's product. So the residual stream, accumulations, norms, rotation and softmax stay fp32.
 With dtype float32 nothing is rounded. A KV unit is [16, head_dim], token after token.
+
+With int8 weights every matrix, and every row that is multiplied with one, is rounded further: `int8_values` says how.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import drawing
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, Draws, RopeTraits, StepBatch, layer_groups, weight_shapes
+from kernels.spec import (
+    BLOCK_TOKENS,
+    GROUP,
+    DecoderTraits,
+    Draws,
+    RopeTraits,
+    StepBatch,
+    is_int8,
+    layer_groups,
+    weight_shapes,
+)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,18 +40,37 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ReferenceDecoder:
-    """Weights hold values of `dtype` in fp32 tensors; `places` [layer] = (layer group, number inside the group)."""
+    """Weights hold values of `dtype`, or of bytes, in fp32; `places` [layer] = (layer group, number inside it)."""
 
     traits: DecoderTraits
     dtype: torch.dtype
     weights: Mapping[str, Tensor]
     places: tuple[tuple[int, int], ...]
+    int8_weights: bool = False
 
     def weight(self, layer: int, name: str) -> Tensor:
         return self.weights[f"layers.{layer}.{name}"]
 
     def rounded(self, values: Tensor) -> Tensor:
         return values.to(self.dtype).float()
+
+    def linear(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(int8_values(a) if self.int8_weights else a, weight, bias)
+
+
+def int8_values(values: Tensor, scale_dtype: torch.dtype = torch.float32) -> Tensor:
+    """`values` [row, input] in fp32, each the nearest of the 255 multiples, -127 to 127, of its group's scale.
+
+    The scale of GROUP neighbours is their largest magnitude over 127, in `scale_dtype` (bfloat16 for weights); 0 where
+    that magnitude is at most 2^-100, NaN where a value is not finite.
+    """
+    inputs = values.shape[-1]
+    groups = F.pad(values, (0, -inputs % GROUP)).unflatten(-1, (-1, GROUP))
+    most = groups.abs().amax(-1, keepdim=True)
+    scale = torch.where(most > 2**-100, most / 127, 0).to(scale_dtype).float()
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    numbers = (groups * inverse).round().clamp(-127, 127)
+    return (numbers * (scale + (most - most))).flatten(-2)[..., :inputs]
 
 
 class ReferenceBackend:
@@ -52,24 +83,34 @@ class ReferenceBackend:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
         if dtype not in DTYPES:
             return f"the reference computes in bfloat16, float16 or float32, not {dtype}"
         if traits.activation not in ACTIVATIONS:
             return f"activation {traits.activation!r} is none of {', '.join(ACTIVATIONS)}"
         return None
 
-    def pack(self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype) -> ReferenceDecoder:
+    def pack(
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+    ) -> ReferenceDecoder:
         shapes = weight_shapes(traits)
+        tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
         rounded = {name: weights[name].to(dtype).float().reshape(shape) for name, shape in shapes.items()}
-        if weights["head"].data_ptr() == weights["embedding"].data_ptr():
+        if int8_weights:
+            rounded |= {
+                name: int8_values(rounded[name], torch.bfloat16)
+                for name, shape in shapes.items()
+                if is_int8(name, shape, tied=tied)
+            }
+        if tied:
             rounded["head"] = rounded["embedding"]
         places = {
             layer: (group_number, number)
             for group_number, group in enumerate(layer_groups(traits))
             for number, layer in enumerate(group.layers)
         }
-        return ReferenceDecoder(traits, dtype, rounded, tuple(places[i] for i in range(traits.num_layers)))
+        in_order = tuple(places[i] for i in range(traits.num_layers))
+        return ReferenceDecoder(traits, dtype, rounded, in_order, int8_weights)
 
     @torch.inference_mode()
     def forward(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
@@ -148,7 +189,8 @@ class ReferenceOps:
         return x + y
 
     def project_head(self, x: Tensor) -> Tensor:
-        return F.linear(_normed(self.decoder, "final_norm", x[self.batch.logit_rows]), self.decoder.weights["head"])
+        a = _normed(self.decoder, "final_norm", x[self.batch.logit_rows])
+        return self.decoder.linear(a, self.decoder.weights["head"])
 
 
 def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
@@ -162,7 +204,7 @@ def _normed(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
 
 def _linear(decoder: ReferenceDecoder, layer: int, name: str, a: Tensor) -> Tensor:
     bias = decoder.weight(layer, f"{name}_bias") if decoder.traits.qkv_bias and name in ("q", "k", "v") else None
-    return F.linear(a, decoder.weight(layer, name), bias)
+    return decoder.linear(a, decoder.weight(layer, name), bias)
 
 
 def _rotated(heads: Tensor, positions: Tensor, rope: RopeTraits) -> Tensor:

@@ -8,7 +8,9 @@ from kernels import BackendUnavailable
 from kernels.reference import ReferenceBackend
 from kernels.spec import BLOCK_TOKENS, Backend, DecoderTraits, RopeTraits, StepBatch, weight_shapes
 
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.03}  # largest difference of a logit, over the largest logit
+# Largest difference of a logit, over the largest logit, by dtype and whether weights are bytes. What is rounded to a
+# byte may, lying between two, become its other neighbour: one part in 127 of the largest of its group.
+BOUNDS = {(torch.float32, False): 1e-5, (torch.bfloat16, False): 0.03, (torch.bfloat16, True): 0.03}
 
 _HEAD_DIM, _ROWS = 32, 2 * BLOCK_TOKENS + 5
 _TRAITS = DecoderTraits(
@@ -30,19 +32,20 @@ _TRAITS = DecoderTraits(
 
 def check(backend: Backend) -> None:
     """Raises BackendUnavailable where the logits of a prefill and a decode are not the reference's."""
-    for dtype, bound in BOUNDS.items():
-        if backend.unsupported(_TRAITS, dtype):
+    for (dtype, int8), bound in BOUNDS.items():
+        if backend.unsupported(_TRAITS, dtype, int8_weights=int8):
             continue
-        ours, theirs = _logits(backend, dtype), _logits(ReferenceBackend(), dtype)
+        ours, theirs = _logits(backend, dtype, int8), _logits(ReferenceBackend(), dtype, int8)
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
         if not difference <= bound:
-            raise BackendUnavailable(f"{backend.name} differs from the reference by {difference:.1e} in {dtype}")
+            kind = f"{dtype}, int8 weights" if int8 else str(dtype)
+            raise BackendUnavailable(f"{backend.name} differs from the reference by {difference:.1e} in {kind}")
 
 
-def _logits(backend: Backend, dtype: torch.dtype) -> torch.Tensor:
+def _logits(backend: Backend, dtype: torch.dtype, int8_weights: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in weight_shapes(_TRAITS).items()}
-    decoder = backend.pack(_TRAITS, weights, dtype)
+    decoder = backend.pack(_TRAITS, weights, dtype, int8_weights=int8_weights)
     blocks, units = -(-_ROWS // BLOCK_TOKENS), 2 * _TRAITS.num_kv_heads
     pool = torch.zeros(2 * blocks, units * BLOCK_TOKENS * _HEAD_DIM * dtype.itemsize, dtype=torch.uint8).to(
         backend.device

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 BLOCK_TOKENS = 16
+GROUP = 32  # inputs of a matrix that share a scale where weights are int8
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,22 @@ class Backend(Protocol):
     name: str
     device: torch.device  # where the pool has to lie, and where logits come; a batch comes from the processor
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
         """Why this backend cannot run such a decoder, or None."""
 
-    def pack(self, traits: DecoderTraits, weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
-        """Copies the weights into the backend's own layout; `weights` may be freed afterwards. Names: WEIGHT_NAMES."""
+    def pack(
+        self,
+        traits: DecoderTraits,
+        weights: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        *,
+        int8_weights: bool = False,
+    ) -> Any:
+        """Copies the weights into the backend's own layout; `weights` may be freed afterwards. Names: WEIGHT_NAMES.
+
+        `int8_weights` keeps matrices as bytes, and multiplies bytes: GROUP neighbours along the summed dimension share
+        a scale, of weights as of activations. KV, and all else, stays as `dtype` says.
+        """
 
     def forward(self, decoder: Any, pool: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Writes the rows' KV into `pool` (uint8 [page, page_bytes]) and returns fp32 logits [wanted, vocab].
@@ -179,6 +191,16 @@ LAYER_WEIGHT_NAMES = (
     "down",
     "post_mlp_norm",
 )  # as f"layers.{i}.{name}"; biases, q/k norms and post norms only where the traits ask for them
+
+
+def is_int8(name: str, shape: tuple[int, ...], *, tied: bool) -> bool:
+    """Whether `int8_weights` keeps a weight as bytes: each matrix but an embedding that is only looked up."""
+    return len(shape) == 2 and (tied or name != "embedding")
+
+
+def int8_bytes(outputs: int, inputs: int) -> int:
+    """Of a matrix of bytes: a number for each input of whole groups, and a bfloat16 scale for each group."""
+    return outputs * -(-inputs // GROUP) * (GROUP + 2)
 
 
 def weight_shapes(traits: DecoderTraits) -> dict[str, tuple[int, ...]]:

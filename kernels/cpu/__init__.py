@@ -27,10 +27,11 @@ _HEAD_DIM_UNIT, _MOST_HEAD_DIM = 16, 512
 class CpuDecoder:
     """Packed weights in memory of the library's own, with the structures that each step of this decoder refills."""
 
-    def __init__(self, library: ctypes.CDLL, traits: DecoderTraits, dtype: torch.dtype, tied: bool):
+    def __init__(self, library: ctypes.CDLL, traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weights: bool):
         self.traits, self.dtype = traits, dtype
         self.handle = ctypes.c_void_p()
-        _raise(library.arena_decoder_open(_c_traits(traits, dtype, tied), ctypes.byref(self.handle)))
+        given = _c_traits(traits, dtype, tied, int8_weights)
+        _raise(library.arena_decoder_open(given, ctypes.byref(self.handle)))
         weakref.finalize(self, library.arena_decoder_close, self.handle).atexit = False
         self.logits_stride = library.arena_logits_stride(self.handle)
         self.logits = torch.empty(0, self.logits_stride)
@@ -72,7 +73,7 @@ class CpuBackend:
         _raise(self._library.arena_engine_open(self.threads, ctypes.byref(self._engine)))
         weakref.finalize(self, self._library.arena_engine_close, self._engine).atexit = False
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
         if dtype not in (torch.bfloat16, torch.float32):
             return f"the CPU kernels compute in bfloat16 or float32, not {dtype}"
         if traits.head_dim % _HEAD_DIM_UNIT or traits.head_dim > _MOST_HEAD_DIM:
@@ -81,12 +82,14 @@ class CpuBackend:
             return f"activation {traits.activation!r} is none of {', '.join(binding.ACTIVATIONS)}"
         return None
 
-    def pack(self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype) -> CpuDecoder:
+    def pack(
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+    ) -> CpuDecoder:
         """Reads one weight after another, so that a lazy mapping never has more than one in memory."""
-        if reason := self.unsupported(traits, dtype):
+        if reason := self.unsupported(traits, dtype, int8_weights=int8_weights):
             raise ValueError(reason)
         tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
-        decoder = CpuDecoder(self._library, traits, dtype, tied)
+        decoder = CpuDecoder(self._library, traits, dtype, tied, int8_weights)
         for name, shape in weight_shapes(traits).items():
             if name == "embedding" and tied:
                 continue
@@ -166,7 +169,7 @@ def _raise(message: bytes | None) -> None:
         raise ValueError(message.decode())
 
 
-def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool) -> binding.Traits:
+def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weights: bool) -> binding.Traits:
     group, number = [0] * traits.num_layers, [0] * traits.num_layers
     for group_number, layers in enumerate(layer_groups(traits)):
         for i, layer in enumerate(layers.layers):
@@ -187,6 +190,7 @@ def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool) -> binding.
         post_norms=traits.post_norms,
         qkv_bias=traits.qkv_bias,
         tied=tied,
+        int8_weights=int8_weights,
         norm_eps=traits.norm_eps,
         norm_weight_offset=traits.norm_weight_offset,
         embedding_scale=traits.embedding_scale,

@@ -48,7 +48,7 @@ def _int32s(*names: str) -> list[tuple[str, type]]:
 class Traits(Structure):
     _fields_ = (
         *_int32s("is_bf16", "vocab", "hidden", "inner", "heads", "kv_heads", "head_dim", "layers", "ropes"),
-        *_int32s("activation", "qk_norm", "post_norms", "qkv_bias", "tied"),
+        *_int32s("activation", "qk_norm", "post_norms", "qkv_bias", "tied", "int8_weights"),
         ("norm_eps", c_float),
         ("norm_weight_offset", c_float),
         ("embedding_scale", c_float),

@@ -40,7 +40,7 @@ FLAGS = (
 # are compiled quickly.
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "native": ("-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native",),
-    "avx512": ("-O1", "-march=native", "-mno-avx512bf16"),
+    "avx512": ("-O1", "-march=native", "-mno-avx512bf16", "-mno-avx512vnni"),
     "avx2": ("-O1", "-march=native", "-mno-avx512f"),
     "scalar": ("-O1", "-DARENA_SCALAR"),
 }

@@ -20,8 +20,10 @@ struct Engine {
   void* last_pool = nullptr;  // has had its advice
   Workspace<Bf16> bf16_workspace;
   Workspace<Fp32> fp32_workspace;
-  Workspace<Bf16>& workspace(const Decoder<Bf16>&) { return bf16_workspace; }
-  Workspace<Fp32>& workspace(const Decoder<Fp32>&) { return fp32_workspace; }
+  template <class Matrix>
+  Workspace<Bf16>& workspace(const Decoder<Bf16, Matrix>&) { return bf16_workspace; }
+  template <class Matrix>
+  Workspace<Fp32>& workspace(const Decoder<Fp32, Matrix>&) { return fp32_workspace; }
 };
 
 template <class Body>
@@ -35,9 +37,17 @@ const char* guarded(Body body) {
   }
 }
 
+// Calls body with a type, the decoder's own.
 template <class Body>
-void with_precision(AnyDecoder& decoder, Body body) {
-  decoder.t.is_bf16 ? body(static_cast<Decoder<Bf16>&>(decoder)) : body(static_cast<Decoder<Fp32>&>(decoder));
+void with_precision(const Traits& traits, Body body) {
+  const auto with_matrices = [&](auto precision) {
+    using P = decltype(precision);
+    if (traits.int8_weights)
+      body(static_cast<Decoder<P, Int8Linear<P>>*>(nullptr));
+    else
+      body(static_cast<Decoder<P, Linear<P>>*>(nullptr));
+  };
+  traits.is_bf16 ? with_matrices(Bf16()) : with_matrices(Fp32());
 }
 
 }  // namespace arena
@@ -61,10 +71,7 @@ void arena_engine_close(Engine* engine) { delete engine; }
 
 const char* arena_decoder_open(const Traits* traits, AnyDecoder** result) {
   return guarded([&](char*, size_t) {
-    if (traits->is_bf16)
-      *result = new Decoder<Bf16>(*traits);
-    else
-      *result = new Decoder<Fp32>(*traits);
+    with_precision(*traits, [&](auto* kind) { *result = new std::remove_pointer_t<decltype(kind)>(*traits); });
     return nullptr;
   });
 }
@@ -81,7 +88,8 @@ const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* 
     std::lock_guard<std::mutex> lock(engine->mutex);
     const DenormalsOff denormals_off;
     if (input->pool != engine->last_pool) advise_huge_pages(engine->last_pool = input->pool, input->pages * input->page_bytes);
-    with_precision(*decoder, [&](const auto& exact) {
+    with_precision(decoder->t, [&](auto* kind) {
+      const auto& exact = *static_cast<decltype(kind)>(decoder);
       Step(exact, *input, engine->team, engine->workspace(exact)).forward();
     });
     return nullptr;
@@ -108,7 +116,8 @@ const char* arena_op(Engine* engine, AnyDecoder* decoder, const StepInput* input
     if (!check(*decoder, *input, message, size)) return message;
     std::lock_guard<std::mutex> lock(engine->mutex);
     const DenormalsOff denormals_off;
-    with_precision(*decoder, [&](const auto& exact) {
+    with_precision(decoder->t, [&](auto* kind) {
+      const auto& exact = *static_cast<decltype(kind)>(decoder);
       run_op(exact, *input, engine->team, engine->workspace(exact), static_cast<Op>(op), layer, x, other, result);
     });
     return nullptr;

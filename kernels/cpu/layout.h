@@ -7,6 +7,7 @@
 //   linear weights     [outputs / kPanel][inputs / step][kPanel][step]  one panel after another; outputs and inputs are
 //                      padded with zeros. Of gate and up a panel holds half and half, so that the two values that are
 //                      multiplied meet in one register tile.
+//   int8 weights       [outputs / kPanel][inputs / 32]{int8 [32 / 4][kPanel][4], bf16 scale [kPanel]}   see int8.h
 //   embedding          the panels of the head where the two are tied, otherwise [vocab][hidden] row after row
 //   K unit             [head_dim / step][16][step]   a vector is one dimension of 16 tokens: scores of 16 tokens at once
 //   V unit             [16 / step][head_dim][step]   a vector is one token's dimensions: a chain over tokens
@@ -29,7 +30,7 @@ enum Activation : int32_t { kSilu, kGeluTanh };
 // What Python knows of a decoder before its weights are read. All arrays have one entry a layer.
 struct Traits {
   int32_t is_bf16, vocab, hidden, inner, heads, kv_heads, head_dim, layers, ropes;
-  int32_t activation, qk_norm, post_norms, qkv_bias, tied;
+  int32_t activation, qk_norm, post_norms, qkv_bias, tied, int8_weights;
   float norm_eps, norm_weight_offset, embedding_scale, attention_scale;
   const int32_t* window;        // 0 = all tokens
   const int32_t* group;         // which of the step's page tables

@@ -41,11 +41,11 @@ void each_q_head(const AnyDecoder& d, int64_t rows, Move move) {
 
 // x is the residual stream [row][hidden] where the op reads it; `other` is q, the attention's output or the MLP's
 // product; `result` what kernels/spec.py says the op returns.
-template <class P>
-void run_op(const Decoder<P>& d, const StepInput& in, Team& team, Workspace<P>& w, Op op, int layer, const float* x,
+template <class P, class Matrix>
+void run_op(const Decoder<P, Matrix>& d, const StepInput& in, Team& team, Workspace<P>& w, Op op, int layer, const float* x,
             const float* other, float* result) {
   const Traits& t = d.t;
-  const Step<P> step(d, in, team, w);
+  const Step<P, Matrix> step(d, in, team, w);
   step.embed();  // the angles, too
   if (x) spread<P>(x, in.rows, t.hidden, w.x, d.hidden_stride);
   if (op == kAttend)

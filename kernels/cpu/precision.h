@@ -21,7 +21,7 @@ struct Fp32 {
   static ARENA_INLINE Column first_only(Column w) { return w; }
   static ARENA_INLINE vf dot(vf sum, Row a, Column w) { return fma(a, w, sum); }
   static ARENA_INLINE void store_act(Act* p, vf x) { store(p, x); }
-  static ARENA_INLINE vf load_weights(const Weight* p) { return load(p); }
+  static ARENA_INLINE vf load_act(const Act* p) { return load(p); }
   static Act to_act(float x) { return x; }
   static float from_act(Act x) { return x; }
   static Weight to_weight(float x) { return x; }
@@ -44,6 +44,7 @@ struct Bf16 {
   static ARENA_INLINE Column first_only(Column w) { return first_of_pairs(w); }
   static ARENA_INLINE vf dot(vf sum, Row a, Column w) { return dot_pairs(sum, w, a); }
   static ARENA_INLINE void store_act(Act* p, vf x) { store_bf16(p, x); }
+  static ARENA_INLINE vf load_act(const Act* p) { return load_bf16(p); }
   static Act to_act(float x) { return to_bf16(x); }
   static float from_act(Act x) { return from_bf16(x); }
 #else
@@ -64,6 +65,7 @@ struct Bf16 {
   static ARENA_INLINE Column first_only(Column w) { return {w.even, zero()}; }
   static ARENA_INLINE vf dot(vf sum, Row a, Column w) { return fma(a.odd, w.odd, fma(a.even, w.even, sum)); }
   static ARENA_INLINE void store_act(Act* p, vf x) { store(p, round_to_bf16(x)); }
+  static ARENA_INLINE vf load_act(const Act* p) { return load(p); }
   static Act to_act(float x) { return from_bf16(to_bf16(x)); }
   static float from_act(Act x) { return x; }
 #endif

@@ -3,6 +3,9 @@
 // The compiler's own macros choose one of: AVX-512 (with or without BF16 dot products), AVX2 + FMA, NEON, or plain C++
 // (also with -DARENA_SCALAR). Where there is no BF16 dot product, pairs of bf16 are widened to fp32 and multiplied with
 // two fused multiply-adds. All lanes are independent of one another, so a lane's value never depends on its neighbours.
+//
+// A vector of integers, `vi`, sums products of bytes: in every lane four weights (from -127 to 127) times four activations
+// (the same in every lane). No sum is ever rounded, so all of these give the same integers.
 #pragma once
 
 #include <cmath>
@@ -14,7 +17,7 @@
 #include <xmmintrin.h>
 #endif
 
-#if !defined(ARENA_SCALAR) && (defined(__AVX512F__) || defined(__AVX2__))
+#if !defined(ARENA_SCALAR) && defined(__AVX2__)
 #include <immintrin.h>
 #elif !defined(ARENA_SCALAR) && defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -47,7 +50,7 @@ inline float from_bf16(bf16 value) {
 }
 
 // ---------------------------------------------------------------------------------------------------------- AVX-512
-#if !defined(ARENA_SCALAR) && defined(__AVX512F__)
+#if !defined(ARENA_SCALAR) && defined(__AVX512BW__)
 
 using vf = __m512;
 constexpr int kLanes = 16;
@@ -81,6 +84,36 @@ ARENA_INLINE vf load_bf16(const bf16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+
+using vi = __m512i;
+ARENA_INLINE vi set_whole(int32_t x) { return _mm512_set1_epi32(x); }
+ARENA_INLINE vf to_floats(vi x) { return _mm512_cvtepi32_ps(x); }
+ARENA_INLINE __m512i set_bytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+#if defined(__AVX512VNNI__)
+// The processor multiplies unsigned bytes by signed ones: every weight gets 128 more, and a sum starts with as much less.
+using Weights4 = __m512i;
+using Acts4 = __m512i;
+ARENA_INLINE Weights4 load_weights4(const int8_t* p) { return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128)); }
+ARENA_INLINE Acts4 set_acts4(const int8_t* p) { return set_bytes(p); }
+constexpr int kWeightExcess = 128;
+ARENA_INLINE vi dot4(vi sum, Weights4 w, Acts4 a) { return _mm512_dpbusd_epi32(sum, w, a); }
+#else
+struct Weights4 {
+  __m512i even, odd;  // widened to 16 bits
+};
+using Acts4 = Weights4;
+ARENA_INLINE Weights4 widened(__m512i x) { return {_mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8), _mm512_srai_epi16(x, 8)}; }
+ARENA_INLINE Weights4 load_weights4(const int8_t* p) { return widened(_mm512_loadu_si512(p)); }
+ARENA_INLINE Acts4 set_acts4(const int8_t* p) { return widened(set_bytes(p)); }
+constexpr int kWeightExcess = 0;
+ARENA_INLINE vi dot4(vi sum, Weights4 w, Acts4 a) {
+  return _mm512_add_epi32(sum, _mm512_add_epi32(_mm512_madd_epi16(w.even, a.even), _mm512_madd_epi16(w.odd, a.odd)));
+}
+#endif
 
 #if defined(__AVX512BF16__)
 #define ARENA_BF16_DOT 1
@@ -162,6 +195,25 @@ ARENA_INLINE void load_wide(const bf16* p, vf& even, vf& odd) {
   odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
+using vi = __m256i;
+struct Weights4 {
+  __m256i even, odd;  // widened to 16 bits
+};
+using Acts4 = Weights4;
+ARENA_INLINE vi set_whole(int32_t x) { return _mm256_set1_epi32(x); }
+ARENA_INLINE vf to_floats(vi x) { return _mm256_cvtepi32_ps(x); }
+ARENA_INLINE Weights4 widened(__m256i x) { return {_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), _mm256_srai_epi16(x, 8)}; }
+ARENA_INLINE Weights4 load_weights4(const int8_t* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+ARENA_INLINE Acts4 set_acts4(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return widened(_mm256_set1_epi32(four));
+}
+constexpr int kWeightExcess = 0;
+ARENA_INLINE vi dot4(vi sum, Weights4 w, Acts4 a) {
+  return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(w.even, a.even), _mm256_madd_epi16(w.odd, a.odd)));
+}
+
 // ------------------------------------------------------------------------------------------------------------- NEON
 #elif !defined(ARENA_SCALAR) && defined(__ARM_NEON) && defined(__aarch64__)
 
@@ -203,6 +255,27 @@ ARENA_INLINE void load_wide(const bf16* p, vf& even, vf& odd) {
   const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(p));
   even = vreinterpretq_f32_u32(vshlq_n_u32(bits, 16));
   odd = vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xffff0000)));
+}
+
+using vi = int32x4_t;
+using Weights4 = int8x16_t;
+using Acts4 = int8x16_t;
+ARENA_INLINE vi set_whole(int32_t x) { return vdupq_n_s32(x); }
+ARENA_INLINE vf to_floats(vi x) { return vcvtq_f32_s32(x); }
+ARENA_INLINE Weights4 load_weights4(const int8_t* p) { return vld1q_s8(p); }
+ARENA_INLINE Acts4 set_acts4(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+constexpr int kWeightExcess = 0;
+ARENA_INLINE vi dot4(vi sum, Weights4 w, Acts4 a) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(sum, w, a);
+#else
+  const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(a)), high = vmull_high_s8(w, a);
+  return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#endif
 }
 
 // -------------------------------------------------------------------------------------------------------- plain C++
@@ -254,11 +327,27 @@ ARENA_INLINE void load_wide(const bf16* p, vf& even, vf& odd) {
   odd = each_lane([&](int i) { return from_bf16(p[2 * i + 1]); });
 }
 
+struct vi {
+  int32_t lane[kLanes];
+};
+using Weights4 = const int8_t*;
+using Acts4 = const int8_t*;
+ARENA_INLINE vi set_whole(int32_t x) { return {x, x, x, x}; }
+ARENA_INLINE vf to_floats(vi x) { return each_lane([&](int i) { return static_cast<float>(x.lane[i]); }); }
+ARENA_INLINE Weights4 load_weights4(const int8_t* p) { return p; }
+ARENA_INLINE Acts4 set_acts4(const int8_t* p) { return p; }
+constexpr int kWeightExcess = 0;
+ARENA_INLINE vi dot4(vi sum, Weights4 w, Acts4 a) {
+  for (int i = 0; i < kLanes; i++)
+    for (int j = 0; j < 4; j++) sum.lane[i] += w[4 * i + j] * a[j];
+  return sum;
+}
+
 #endif
 
 // ------------------------------------------------------------------------------------------- the same on all of them
 
-#if !defined(__AVX512F__) || defined(ARENA_SCALAR)
+#if !defined(__AVX512BW__) || defined(ARENA_SCALAR)
 template <class Combine>
 inline float fold_lanes(vf x, Combine combine) {
   float lane[kLanes];

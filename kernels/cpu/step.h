@@ -31,6 +31,7 @@ struct Workspace {
   int64_t cut_pieces = 0;                  // the most `number` of any group
 
   float *x, *y, *qkv, *cos_sin, *states, *cut_states;
+  Int8Rows bytes;  // of the activations that int8 weights are multiplied with
   Act *a, *q, *attended, *product;
   int32_t* finished;  // [kv head][block]
 
@@ -47,6 +48,10 @@ struct Workspace {
       memory.take(q, rows * d.heads_width);
       memory.take(attended, rows * d.heads_width);
       memory.take(product, rows * d.inner_stride);
+      bytes.stride = d.t.int8_weights ? round_up(std::max({d.t.hidden, d.heads_width, d.t.inner}), kGroup) : 0;
+      memory.take(bytes.numbers, std::max(rows, wanted) * bytes.stride);
+      memory.take(bytes.scales, std::max(rows, wanted) * bytes.stride / kGroup);
+      memory.take(bytes.starts, std::max(rows, wanted) * bytes.stride / kGroup);
       memory.take(finished, d.t.kv_heads * static_cast<int64_t>(blocks.size()));
       return memory.used();
     };
@@ -58,13 +63,13 @@ struct Workspace {
   Mapping mapping_;
 };
 
-template <class P>
+template <class P, class Matrix>
 class Step {
   using Act = typename P::Act;
   using Weight = typename P::Weight;
 
  public:
-  Step(const Decoder<P>& decoder, const StepInput& input, Team& team, Workspace<P>& workspace)
+  Step(const Decoder<P, Matrix>& decoder, const StepInput& input, Team& team, Workspace<P>& workspace)
       : d(decoder), t(decoder.t), in(input), team(team), w(workspace) {
     plan_attention(team.count());
     w.resize(d, in.rows, in.wanted, team.count());
@@ -93,7 +98,7 @@ class Step {
   void project_qkv(int layer) const {
     const auto& weights = d.layers[layer];
     norm_rows(in.rows, weights.attention_norm, [](int64_t row) { return row; });
-    linear(team, w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
+    multiply(w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
       float* place = w.qkv + row * d.qkv_stride + panel * kPanel;
       const float* bias = weights.qkv_bias + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes) store(place + i, add(load(values + i), load(bias + i)));
@@ -135,7 +140,7 @@ class Step {
   void project_gate_up(int layer) const {
     const auto& weights = d.layers[layer];
     norm_rows(in.rows, weights.mlp_norm, [](int64_t row) { return row; });
-    linear(team, w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
+    multiply(w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
       Act* place = w.product + row * d.inner_stride + panel * (kPanel / 2);
       for (int i = 0; i < kPanel / 2; i += kLanes) {
         const vf gate = load(values + i), up = load(values + kPanel / 2 + i);
@@ -151,7 +156,7 @@ class Step {
 
   void project_head() const {
     norm_rows(in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
-    linear(team, w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
+    multiply(w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
       std::copy_n(values, kPanel, in.logits + row * in.logits_stride + panel * kPanel);
     });
   }
@@ -162,6 +167,14 @@ class Step {
     team.each(total, grain, [&](int, int64_t item, int64_t end) {
       for (; item < end; item++) body(item);
     });
+  }
+
+  template <class Sink>
+  void multiply(const Act* a, int64_t stride, int64_t rows, const Matrix& layer, Sink sink) const {
+    if constexpr (std::is_same_v<Matrix, Int8Linear<P>>)
+      linear(team, a, stride, rows, layer, w.bytes, sink);
+    else
+      linear(team, a, stride, rows, layer, sink);
   }
 
   float* x_row(int64_t row) const { return w.x + row * d.hidden_stride; }
@@ -192,8 +205,8 @@ class Step {
   }
 
   // x += layer(a), or x += norm of it where the decoder has post norms
-  void add_linear(const Act* a, int64_t stride, const Linear<P>& layer, const float* post_norm) const {
-    linear(team, a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
+  void add_linear(const Act* a, int64_t stride, const Matrix& layer, const float* post_norm) const {
+    multiply(a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
       float* place = (t.post_norms ? w.y : w.x) + row * d.hidden_stride + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes)
         store(place + i, t.post_norms ? load(values + i) : add(load(place + i), load(values + i)));
@@ -370,7 +383,7 @@ class Step {
     }
   }
 
-  const Decoder<P>& d;
+  const Decoder<P, Matrix>& d;
   const Traits& t;
   const StepInput& in;
   Team& team;

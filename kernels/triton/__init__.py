@@ -71,7 +71,9 @@ class TritonBackend:
         chip = "interpreter" if self.interpreted else torch.cuda.get_device_name(self.device)
         self.name = f"triton ({chip})"
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
+        if int8_weights:
+            return "the Triton kernels have no int8 weights"
         if dtype not in DTYPES:
             return f"the Triton kernels compute in {', '.join(str(d)[6:] for d in DTYPES)}, not {dtype}"
         if traits.head_dim % 16 or traits.head_dim > MOST_HEAD_DIM:
@@ -80,8 +82,10 @@ class TritonBackend:
             return f"activation {traits.activation!r} is none of {', '.join(ACTIVATIONS)}"
         return None
 
-    def pack(self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype) -> TritonDecoder:
-        if reason := self.unsupported(traits, dtype):
+    def pack(
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+    ) -> TritonDecoder:
+        if reason := self.unsupported(traits, dtype, int8_weights=int8_weights):
             raise ValueError(reason)
         shapes = weight_shapes(traits)
 

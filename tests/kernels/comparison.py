@@ -10,8 +10,10 @@ from kernels.spec import DecoderTraits
 from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights
 
 # What differs is the order of summation: in fp32 some units in the last place of the largest value. In bf16 such a
-# difference may also move a value that lay between two bf16 numbers to its other neighbour: one part in 128.
-FP32_BOUND, BF16_BOUND = 4e-6, 2**-7
+# difference may also move a value that lay between two bf16 numbers to its other neighbour: one part in 128. With int8
+# weights it may so move one between two of the 255 numbers of its group, a 127th of the largest there: of what that is
+# multiplied to, less.
+FP32_BOUND, BF16_BOUND, INT8_BOUND = 4e-6, 2**-7, 2**-7
 
 TRAITS: dict[str, DecoderTraits] = {
     "llama, 64": llama_traits(),
@@ -35,17 +37,21 @@ STEP = ((2, 1, 300), (0, 23, 37), (3, 5, 0), (1, 1, 16), (4, 1, 531), (5, 60, 0)
 class OpRun:
     """A backend with the past of a step in its pages; every op on operands drawn from one seed.
 
-    `past_by` is the backend that writes the past: another one of the same layout may be faster.
+    `past_by` is the backend that writes the past: another one of the same layout may be faster. `packing` goes to
+    `pack`.
     """
 
-    def __init__(self, backend, traits: DecoderTraits, dtype: torch.dtype, past=PAST, step=STEP, past_by=None):
+    def __init__(
+        self, backend, traits: DecoderTraits, dtype: torch.dtype, past=PAST, step=STEP, past_by=None, **packing
+    ):
         self.traits, self.dtype, self.device = traits, dtype, backend.device
         pages, past_by = Pages(traits, dtype), past_by or backend
         for number, parts in enumerate((*past, step)):
             batch = pages.step([(s, [(s * 7 + i) % traits.vocab_size for i in range(n)], at) for s, n, at in parts])
             self.rows = len(batch.tokens)
             one = past_by if number < len(past) else backend
-            self.ops = one.ops(one.pack(traits, random_weights(traits), dtype), pages.pool.to(one.device), batch)
+            decoder = one.pack(traits, random_weights(traits), dtype, **packing)
+            self.ops = one.ops(decoder, pages.pool.to(one.device), batch)
             if number < len(past):
                 for layer in range(traits.num_layers):
                     self.ops.project_qkv(layer, self.draw(number, traits.hidden_size).to(one.device))
@@ -72,7 +78,7 @@ class OpRun:
         return {op: values.float().cpu() for op, values in results.items()}
 
 
-def differences(backend, traits: DecoderTraits, dtype: torch.dtype, **steps) -> dict[str, float]:
-    """Largest difference from the reference by op, over the largest value; `steps` as of OpRun."""
-    ours, theirs = (OpRun(one, traits, dtype, **steps).results() for one in (backend, ReferenceBackend()))
+def differences(backend, traits: DecoderTraits, dtype: torch.dtype, **options) -> dict[str, float]:
+    """Largest difference from the reference by op, over the largest value; `options` as of OpRun."""
+    ours, theirs = (OpRun(one, traits, dtype, **options).results() for one in (backend, ReferenceBackend()))
     return {op: float((ours[op] - theirs[op]).abs().max() / theirs[op].abs().max()) for op in theirs}

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from kernels.cpu import CpuBackend
 from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights, rope
 
+PRECISIONS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.bfloat16, True)}
 CASES = {
-    f"{name} {str(dtype).removeprefix('torch.')}": (traits, dtype)
+    f"{name} {precision}": (traits, *PRECISIONS[precision])
     for name, traits in (("llama", llama_traits()), ("gemma3", gemma_traits(layer_windows=(100, None))))
-    for dtype in (torch.float32, torch.bfloat16)
+    for precision in PRECISIONS
 }
 LENGTH = 560  # over three tiles of attention
 
@@ -40,8 +41,8 @@ def logits_of(backend, decoder, prompt, chunks, neighbours=0, seed=0):
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
 def expected(request, cpu):
     """A decoder, a prompt, and its logits when prefilled alone and at once."""
-    traits, dtype = request.param
-    decoder = cpu.pack(traits, random_weights(traits), dtype)
+    traits, dtype, int8 = request.param
+    decoder = cpu.pack(traits, random_weights(traits), dtype, int8_weights=int8)
     prompt = [random.Random(1).randrange(traits.vocab_size) for _ in range(LENGTH)]
     return decoder, prompt, logits_of(cpu, decoder, prompt, [LENGTH])
 
@@ -83,11 +84,11 @@ def test_the_number_of_threads_changes_no_bit(cpu, expected, threads):
     assert torch.equal(logits_of(CpuBackend(threads), decoder, prompt, [400] + [1] * 20 + [140]), logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype):
+@pytest.mark.parametrize(("dtype", "int8"), PRECISIONS.values(), ids=PRECISIONS)
+def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype, int8):
     """The same row, alone and among 2 to 64, in every place of every register tile."""
     traits = llama_traits()
-    decoder, pages = cpu.pack(traits, random_weights(traits), dtype), Pages(traits, dtype)
+    decoder, pages = cpu.pack(traits, random_weights(traits), dtype, int8_weights=int8), Pages(traits, dtype)
     alone = {}
     for sequence in range(64):
         batch = pages.step([(sequence, [sequence * 3 % traits.vocab_size], 0)])

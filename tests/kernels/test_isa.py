@@ -7,7 +7,7 @@ import torch
 
 from kernels import BackendUnavailable
 from kernels.cpu import CpuBackend
-from tests.kernels.comparison import BF16_BOUND, FP32_BOUND, TRAITS, differences
+from tests.kernels.comparison import BF16_BOUND, FP32_BOUND, INT8_BOUND, TRAITS, differences
 from tests.kernels.decoders import gemma_traits, random_weights
 from tests.kernels.test_batch_invariance import logits_of
 
@@ -27,21 +27,24 @@ def lesser(request) -> CpuBackend:
     return backend
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, FP32_BOUND), (torch.bfloat16, BF16_BOUND)])
-def test_ops_agree_with_the_reference(lesser, dtype, bound):
+@pytest.mark.parametrize(
+    ("dtype", "int8", "bound"),
+    [(torch.float32, False, FP32_BOUND), (torch.bfloat16, False, BF16_BOUND), (torch.float32, True, INT8_BOUND)],
+)
+def test_ops_agree_with_the_reference(lesser, dtype, int8, bound):
     wrong = {
         (name, op): difference
         for name in SOME_TRAITS
-        for op, difference in differences(lesser, TRAITS[name], dtype).items()
+        for op, difference in differences(lesser, TRAITS[name], dtype, int8_weights=int8).items()
         if not difference <= bound
     }
     assert wrong == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_and_neighbours_change_no_bit(lesser, dtype):
+@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_chunks_and_neighbours_change_no_bit(lesser, dtype, int8):
     traits = gemma_traits()
-    decoder = lesser.pack(traits, random_weights(traits), dtype)
+    decoder = lesser.pack(traits, random_weights(traits), dtype, int8_weights=int8)
     prompt = [i * i % traits.vocab_size for i in range(290)]
     whole = logits_of(lesser, decoder, prompt, [290])
     assert torch.equal(logits_of(lesser, decoder, prompt, [100, 1, 1, 13, 140] + [1] * 35, neighbours=5), whole)

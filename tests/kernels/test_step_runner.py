@@ -3,6 +3,7 @@
 import shutil
 import struct
 import subprocess
+from ctypes import c_float, c_int32
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ STEPS = (
 )
 
 
-def write_steps(path: Path, dtype: torch.dtype) -> None:
-    c = _c_traits(TRAITS, dtype, tied=True)
+def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
+    c = _c_traits(TRAITS, dtype, tied=True, int8_weights=int8)
     pages, layers = Pages(TRAITS, dtype), TRAITS.num_layers
 
     with path.open("wb") as file:
@@ -38,8 +39,8 @@ def write_steps(path: Path, dtype: torch.dtype) -> None:
         def put_tensor(tensor: torch.Tensor) -> None:
             put(tensor.contiguous().view(torch.uint8).numpy().tobytes())
 
-        put(binding.int32_array([getattr(c, name) for name, kind in c._fields_[:14]]))
-        put(binding.float_array([getattr(c, name) for name, kind in c._fields_[14:18]]))
+        put(binding.int32_array([getattr(c, name) for name, kind in c._fields_ if kind is c_int32]))
+        put(binding.float_array([getattr(c, name) for name, kind in c._fields_ if kind is c_float]))
         for name in ("window", "group", "group_layer", "rope"):
             put(binding.int32_array(getattr(c, name)[:layers]))
         put(binding.float_array(c.inv_freq[: c.ropes * TRAITS.head_dim // 2]))
@@ -63,10 +64,12 @@ def write_steps(path: Path, dtype: torch.dtype) -> None:
         put(b"")
 
 
-def run_steps(folder: Path, dtype: torch.dtype, compiler: str, flags: list[str], emulator: list[str]) -> str:
+def run_steps(
+    folder: Path, dtype: torch.dtype, compiler: str, flags: list[str], emulator: list[str], *, int8: bool = False
+) -> str:
     """Compiles and runs; checks that chunks give the bits of the whole prompt, and all the reference's values."""
-    steps, logits, program = folder / f"steps-{dtype}", folder / f"logits-{dtype}", folder / "runner"
-    write_steps(steps, dtype)
+    steps, logits, program = folder / f"steps-{dtype}-{int8}", folder / f"logits-{dtype}-{int8}", folder / "runner"
+    write_steps(steps, dtype, int8)
     if not program.exists():
         command = [
             compiler,
@@ -91,20 +94,21 @@ def run_steps(folder: Path, dtype: torch.dtype, compiler: str, flags: list[str],
     assert torch.equal(rows[326:], whole[31:])
     reference, pages = ReferenceBackend(), Pages(TRAITS, dtype)
     batch = pages.step(STEPS[0])
-    theirs = reference.forward(reference.pack(TRAITS, random_weights(TRAITS), dtype), pages.pool, batch)
-    bound = 1e-5 if dtype == torch.float32 else 0.03
+    decoder = reference.pack(TRAITS, random_weights(TRAITS), dtype, int8_weights=int8)
+    theirs = reference.forward(decoder, pages.pool, batch)
+    bound = 1e-5 if dtype == torch.float32 and not int8 else 0.03
     assert (whole - theirs).abs().max() <= bound * theirs.abs().max()
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_arm_neon_gives_the_same_values(tmp_path_factory, dtype):
+@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_arm_neon_gives_the_same_values(tmp_path_factory, dtype, int8):
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
     if not compiler or not emulator:
         pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user-static")
     folder = tmp_path_factory.getbasetemp() / "neon"
     folder.mkdir(exist_ok=True)
-    assert run_steps(folder, dtype, compiler, ["-O2", "-static"], [emulator]) == "neon"
+    assert run_steps(folder, dtype, compiler, ["-O2", "-static"], [emulator], int8=int8) == "neon"
 
 
 @pytest.mark.parametrize(("sanitizers", "level"), [("address,undefined", "-O0"), ("thread", "-O1")])
@@ -114,5 +118,5 @@ def test_sanitizers_find_nothing(tmp_path, sanitizers, level):
     probe = subprocess.run([compiler, *flags, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input=b"int main() {}")
     if probe.returncode != 0 or subprocess.run([str(tmp_path / "probe")]).returncode != 0:
         pytest.skip(f"the compiler has no {sanitizers} sanitizer that runs here")
-    for dtype in (torch.float32, torch.bfloat16):
-        run_steps(tmp_path, dtype, compiler, flags, [])
+    for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        run_steps(tmp_path, dtype, compiler, flags, [], int8=int8)
