@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.config import FIELDS, EngineConfig
+from engine.config import FIELDS, PRECISIONS, EngineConfig
 from engine.errors import ConfigError, EngineError
 from engine.simulate import command as simulate_command
 
@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
         "--model",
         action="append",
         help="model on that engine, twice for the two of W4; default: register SmolLM2-135M-Instruct",
+    )
+    benching.add_argument(
+        "--precision", choices=PRECISIONS, help="of the weights of what is registered; default: the engine's dtype"
     )
     benching.add_argument("--apart", action="store_true", help="W4: load the checkpoint twice, as if it were two")
     benching.add_argument("--seed", default="0", help="which words the prompts are made of; lengths never change")

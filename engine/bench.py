@@ -335,7 +335,7 @@ def register_models(url: str, load: Load, options: argparse.Namespace, config: E
         again = f"path:{checkpoint(config)}" if options.apart else SOURCE
         sources[MODEL + "-2"] = again
     for name, source in sources.items():
-        register(url, {"name": name, "source": source}, config.key_of_admin)
+        register(url, {"name": name, "source": source, "precision": options.precision}, config.key_of_admin)
     return list(sources)
 
 
@@ -442,7 +442,7 @@ def run(config: EngineConfig, options: argparse.Namespace) -> int:
         today = round(result["tokens_per_second"] / other["tokens_per_second"], 2)
         result = {**result, "against": {"transformers": other}, "ratio": today, "goal": 5.0}
         ratio = f"ratio {today:.2f} (goal: at least 5){measured_before(load.name)}"
-    result |= {"machine": machine(), "date": date.today().isoformat()}
+    result |= {"precision": options.precision, "machine": machine(), "date": date.today().isoformat()}
     print(table(rows), ratio, sep="\n", end="\n" if ratio else "", file=sys.stderr if options.json else sys.stdout)
     print(json.dumps(result, indent=None if not options.json else 2))
     return 1 if any(row["errors"] for row in rows.values()) else 0

@@ -64,7 +64,7 @@ __all__ = ["Engine", "GenerationEvent", "ModelSpec", "ModelStatus", "SamplingPar
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
-Load = Callable[[str, Progress], Runner]  # source, progress(done, total, unit) -> loaded checkpoint
+Load = Callable[[str, str | None, Progress], Runner]  # source, precision, progress(done, total, unit) -> loaded
 Command = tuple[Callable[[], None], Callable[[str], None] | None]  # what to do; whom to tell if the engine ends first
 USUAL_TERMS = Terms()
 SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
@@ -216,7 +216,7 @@ class Engine:
             logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
             draws = draw(step, logits, self._draw_kernel)
         except Exception as error:
-            log.exception("a forward of %s failed", checkpoint.source)
+            log.exception("a forward of %s failed", checkpoint.name)
             for sequence in step.sequences:
                 self._fail(sequence, f"the forward failed: {type(error).__name__}: {error}")
             return
@@ -445,13 +445,13 @@ class Engine:
         EngineDead, and CheckpointError for what is known at once not to work."""
         with self._lock:
             self._require_alive()
-            known = self._checkpoints.get(spec.source)
+            known = self._checkpoints.get(spec.weights)
             if known and known.runner:
                 check_context_length(spec, known.runner)
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
-            model = self._models[spec.name] = Model(spec, self._checkpoint(spec.source))
+            model = self._models[spec.name] = Model(spec, self._checkpoint(spec))
             model.checkpoint.users.append(model)
             if old:
                 self._post(partial(self._retire, old, successor=model))
@@ -490,25 +490,27 @@ class Engine:
             )
         return model
 
-    def _checkpoint(self, source: str) -> Checkpoint:
-        """The one of this source: loaded, on its way, or set on its way now."""
-        if source not in self._checkpoints:
-            checkpoint = self._checkpoints[source] = Checkpoint(source)
-            threading.Thread(target=self._load, args=(checkpoint,), name=f"load {source}", daemon=True).start()
-        return self._checkpoints[source]
+    def _checkpoint(self, spec: ModelSpec) -> Checkpoint:
+        """The one that a model needs: loaded, on its way, or set on its way now."""
+        name = spec.weights
+        if name not in self._checkpoints:
+            checkpoint = self._checkpoints[name] = Checkpoint(name)
+            load = partial(self._load, checkpoint, spec.source, spec.precision)
+            threading.Thread(target=load, name=f"load {name}", daemon=True).start()
+        return self._checkpoints[name]
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: Checkpoint, source: str, precision: str | None) -> None:
         def progress(done: int, total: int, unit: str) -> None:
             checkpoint.progress = (done, total, unit)
-            if self._closing or self._checkpoints.get(checkpoint.source) is not checkpoint:
+            if self._closing or self._checkpoints.get(checkpoint.name) is not checkpoint:
                 raise CheckpointError("nobody waits for this checkpoint any more")
 
         try:
-            arrived = partial(self._arrived, checkpoint, self._load_checkpoint(checkpoint.source, progress))
+            arrived = partial(self._arrived, checkpoint, self._load_checkpoint(source, precision, progress))
         except EngineError as error:
             arrived = partial(self._checkpoint_failed, checkpoint, str(error))
         except Exception as error:
-            log.exception("loading %s failed", checkpoint.source)
+            log.exception("loading %s failed", checkpoint.name)
             arrived = partial(self._checkpoint_failed, checkpoint, f"{type(error).__name__}: {error}")
         with contextlib.suppress(EngineDead):
             self._post(arrived)
@@ -528,8 +530,8 @@ class Engine:
 
     def _checkpoint_failed(self, checkpoint: Checkpoint, why: str) -> None:
         with self._lock:
-            if self._checkpoints.get(checkpoint.source) is checkpoint:
-                del self._checkpoints[checkpoint.source]
+            if self._checkpoints.get(checkpoint.name) is checkpoint:
+                del self._checkpoints[checkpoint.name]
             users = list(checkpoint.users)
         for model in users:
             self._model_failed(model, why)
@@ -608,8 +610,8 @@ class Engine:
         with self._lock:
             if checkpoint.users:
                 return
-            if self._checkpoints.get(checkpoint.source) is checkpoint:
-                del self._checkpoints[checkpoint.source]
+            if self._checkpoints.get(checkpoint.name) is checkpoint:
+                del self._checkpoints[checkpoint.name]
         if self._loaded.pop(checkpoint.space, None):
             self.memory.remove_checkpoint(checkpoint.space)
 
@@ -642,9 +644,15 @@ def check_context_length(spec: ModelSpec, runner: Runner) -> None:
 
 
 def load_from_source(
-    cache_folder: Path, backend: Backend, dtype: torch.dtype, source: str, progress: Progress
+    cache_folder: Path,
+    backend: Backend,
+    dtype: torch.dtype,
+    source: str,
+    precision: str | None,
+    progress: Progress,
 ) -> Runner:
-    return load_checkpoint(fetch(source, cache_folder, progress), dtype=dtype, backend=backend, progress=progress)
+    folder = fetch(source, cache_folder, progress)
+    return load_checkpoint(folder, dtype=dtype, precision=precision, backend=backend, progress=progress)
 
 
 def torch_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -50,7 +50,7 @@ def kv(
         },
         "page_bytes": memory.pool.page_bytes,
         "models": {name: model_kv(model, requests.values()) for name, model in list(models.items())},
-        "checkpoints": {checkpoint.source: checkpoint_kv(space) for space, checkpoint in loaded.items()},
+        "checkpoints": {checkpoint.name: checkpoint_kv(space) for space, checkpoint in loaded.items()},
         "shared_blocks": blocks.shared,
         "cached_tokens_served": memory.cached_tokens_served,
         "slot_utilisation": memory.slot_utilisation(),
@@ -65,7 +65,7 @@ def model_kv(model: Model, requests: Iterable[Request]) -> dict[str, Any]:
     running = [sequence for sequence in own if sequence.state is State.RUNNING]
     return {
         "status": model.status,
-        "checkpoint": model.spec.source,
+        "checkpoint": model.checkpoint.name,
         "running": len(running),
         "waiting": len(own) - len(running),
         "tokens": sum(sequence.computed for sequence in running),

@@ -1,7 +1,7 @@
 """What the engine serves: models, and the checkpoints that they share. Plain data; `core` moves it.
 
-A model is a name over a checkpoint, with a system prompt and defaults. Several models of one source share one loaded
-checkpoint, and with it the blocks of whatever prefixes they have in common.
+A model is a name over a checkpoint, with a system prompt and defaults. Several models of one source and precision share
+one loaded checkpoint, and with it the blocks of whatever prefixes they have in common.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ class ModelSpec:
     sampling: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None  # a name in CHAT_FORMATS; None: the checkpoint's own
     context_length: int | None = None  # tokens; None: the checkpoint's own
+    precision: str | None = None  # of the weights, one of config's PRECISIONS; None: the engine's dtype
+
+    @property
+    def weights(self) -> str:
+        """The name of what is loaded: models with the same share it."""
+        return f"{self.source} as {self.precision}" if self.precision else self.source
 
     @property
     def digest(self) -> str:
@@ -41,6 +47,7 @@ class ModelStatus:
     total: int
     unit: str  # "bytes", "tensors" or ""
     source: str
+    precision: str | None
     context_length: int | None  # prompt and answer together, once known
     checkpoint_context_length: int | None  # the most that the checkpoint was made for, once known
     system_prompt_tokens: int | None  # that every chat begins with, once known
@@ -51,9 +58,9 @@ class ModelStatus:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """One source, loaded or on its way."""
+    """One source in one precision, loaded or on its way."""
 
-    source: str
+    name: str  # ModelSpec.weights
     users: list[Model] = field(default_factory=list)
     progress: tuple[int, int, str] = (0, 0, "")
     runner: Runner | None = None
@@ -85,6 +92,7 @@ class Model:
             total=total,
             unit=unit,
             source=self.spec.source,
+            precision=self.spec.precision,
             context_length=self.context_length,
             checkpoint_context_length=runner.context_length if runner else None,
             system_prompt_tokens=len(self.prefix_ids) if runner else None,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine.beam import BeamParams
+from engine.config import PRECISIONS
 from engine.errors import BadRequest, ContextTooLong, InvalidParameter, UnknownParameter, UnsupportedParameter
 from engine.sequence import SamplingParams
 
@@ -343,6 +344,7 @@ class ModelRequest(Schema):
     sampling: Sampling = Field(default_factory=Sampling)
     chat_template: str | None = Field(None, max_length=200)
     context_length: int | None = Field(None, ge=16)
+    precision: Literal[PRECISIONS] | None = None
 
 
 def explained(error: dict[str, Any]) -> BadRequest:

@@ -407,6 +407,7 @@ class EngineServer:
             sampling=body.sampling.model_dump(exclude_none=True),
             chat_template=body.chat_template,
             context_length=body.context_length,
+            precision=body.precision,
         )
         status = await asyncio.to_thread(self.engine.put_model, spec)
         return json_response(asdict(status), HTTPStatus.ACCEPTED if status.status == "loading" else HTTPStatus.OK)

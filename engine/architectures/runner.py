@@ -33,13 +33,13 @@ DIGEST_FILE = ".sha256.json"
 class Runner:
     """One loaded checkpoint. Only `forward` needs the engine thread; the rest may be read from any."""
 
-    digest: str  # sha256 over config and weights: the root of the prefix hashes
+    digest: str  # sha256 over config and weights, and their precision: the root of the prefix hashes
     architecture: str  # as config.json names it
     traits: DecoderTraits
     geometry: KVGeometry
     context_length: int  # tokens the checkpoint was made for
-    dtype: torch.dtype  # of weights and KV
-    weight_bytes: int  # of all weights in `dtype`
+    dtype: torch.dtype  # of KV, and of weights that have no precision of their own
+    weight_bytes: int  # of all weights as they are kept
     tokenizer: Tokenizer
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
@@ -65,8 +65,14 @@ class Runner:
         return CHAT_FORMATS[name].bind(self.tokenizer, self.chat.special_tokens)
 
 
-def load_checkpoint(folder: Path, *, dtype: torch.dtype, backend: Backend, progress: Progress) -> Runner:
-    """Reads a folder into a Runner. Raises CheckpointError in the words of what is wrong with it."""
+def load_checkpoint(
+    folder: Path, *, dtype: torch.dtype, backend: Backend, progress: Progress, precision: str | None = None
+) -> Runner:
+    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`.
+
+    Raises CheckpointError in the words of what is wrong with the folder, or with it for this backend.
+    """
+    int8 = precision == "int8"
     config = read_json(folder / "config.json")
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
@@ -74,7 +80,7 @@ def load_checkpoint(folder: Path, *, dtype: torch.dtype, backend: Backend, progr
     if config.get("quantization_config"):
         raise CheckpointError("the weights are quantised (quantization_config); only plain float weights are read")
     traits = architecture.traits(config, dtype)
-    if reason := backend.unsupported(traits, dtype):
+    if reason := backend.unsupported(traits, dtype, int8_weights=int8):
         raise CheckpointError(f"the {backend.name} kernels cannot run this checkpoint: {reason}")
     weights = CheckpointWeights(
         folder, architecture, traits, tied=bool(config.get("tie_word_embeddings")), progress=progress
@@ -84,19 +90,19 @@ def load_checkpoint(folder: Path, *, dtype: torch.dtype, backend: Backend, progr
     generation_config = read_json(folder / "generation_config.json", missing={})
     specials = special_tokens(tokenizer_config, read_json(folder / "special_tokens_map.json", missing={}))
     return Runner(
-        digest=checkpoint_digest(folder),
+        digest=checkpoint_digest(folder) + (f" {precision}" if precision else ""),
         architecture=name,
         traits=traits,
         geometry=geometry_of(traits, dtype),
         context_length=positive(config, "max_position_embeddings"),
         dtype=dtype,
-        weight_bytes=weights.num_bytes(dtype),
+        weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
         tokenizer=tokenizer,
         bos_token_id=bos_token_id(config, specials, tokenizer),
         eos_token_ids=eos_token_ids(config, generation_config, specials, tokenizer),
         chat=own_chat_format(folder, tokenizer_config, tokenizer, specials),
         backend=backend,
-        decoder=backend.pack(traits, weights, dtype),
+        decoder=backend.pack(traits, weights, dtype, int8_weights=int8),
     )
 
 

@@ -60,7 +60,7 @@ class Rig:
         self.engine = Engine(
             self.config,
             None,
-            lambda source, progress: checkpoints[source],
+            lambda source, precision, progress: checkpoints[source],
             PoisonedPool(pages, seed=seed),
             lambda: self.now,
         )

@@ -71,6 +71,7 @@ class TinyModel:
     sampling: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     context_length: int | None = None
+    precision: str | None = None
 
     @property
     def source(self) -> str:
@@ -85,6 +86,7 @@ class TinyModel:
             "sampling": self.sampling,
             "chat_template": self.chat_template,
             "context_length": self.context_length,
+            "precision": self.precision,
         }
 
 

@@ -495,6 +495,27 @@ def test_a_request_on_its_way_while_its_model_is_replaced_is_its_successors():
     assert (answer.token_ids, answer.reason) == (answer.expected(), "length")
 
 
+def test_models_share_weights_and_prefixes_only_in_one_precision():
+    loads = []
+
+    def load(source, precision, progress):
+        loads.append((source, precision))
+        return FakeRunner(FULL, f"{source} {precision}")
+
+    engine = engine_with(load)
+    for name, precision in (("a", None), ("b", "int8"), ("c", "int8"), ("d", None)):
+        engine.put_model(ModelSpec(name, "one", precision=precision))
+    wait_for(lambda: all(status.status == "ready" for status in engine.models()))
+    assert sorted(loads, key=str) == [("one", "int8"), ("one", None)]
+    assert set(engine.kv()["checkpoints"]) == {"one", "one as int8"}
+    assert [engine.kv()["models"][name]["checkpoint"] for name in "ab"] == ["one", "one as int8"]
+    assert engine.runner_of("b")[0] is engine.runner_of("c")[0] is not engine.runner_of("a")[0]
+    engine.delete_model("b")
+    engine.delete_model("c")
+    assert list(engine.kv()["checkpoints"]) == ["one"]
+    engine.close()
+
+
 def test_a_request_for_a_model_deleted_before_it_arrived_is_told():
     rig = rig_of(names="ab")
     ready = rig.engine._ready("a")
@@ -561,7 +582,7 @@ class Loader:
     def __init__(self) -> None:
         self.go_on, self.problem, self.loads = threading.Event(), None, 0
 
-    def __call__(self, source, progress):
+    def __call__(self, source, precision, progress):
         self.loads += 1
         progress(1, 4, "bytes")
         while not self.go_on.wait(0.01):
@@ -643,7 +664,7 @@ def test_a_model_deleted_while_loading_stops_the_load(loading):
 def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
     go_on = threading.Event()
 
-    def load(source, progress):
+    def load(source, precision, progress):
         go_on.wait(10)
         return FakeRunner(FULL, source)
 
@@ -662,7 +683,7 @@ def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
 
 @pytest.fixture
 def running():
-    engine = engine_with(lambda source, progress: FakeRunner(HYBRID, source))
+    engine = engine_with(lambda source, precision, progress: FakeRunner(HYBRID, source))
     for name in "ab":
         engine.put_model(ModelSpec(name, name, SYSTEM_PROMPT))
     wait_for(lambda: {status.status for status in engine.models()} == {"ready"})
@@ -763,7 +784,7 @@ def test_books_that_do_not_add_up_end_the_thread_visibly(running):
 
 def test_books_are_checked_at_rest_without_being_asked_to():
     config = EngineConfig(dtype="float32", page_bytes=512, kv_memory_bytes=2**20, check_integrity=False)
-    engine = Engine(config, None, lambda source, progress: FakeRunner(FULL, source))
+    engine = Engine(config, None, lambda source, precision, progress: FakeRunner(FULL, source))
     engine.start()
     engine._ask(lambda: engine.memory.pool.take(1))
     wait_for(lambda: not engine.alive)

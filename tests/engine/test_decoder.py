@@ -15,6 +15,8 @@ import kernels
 from engine.architectures import ARCHITECTURES, Runner, load_checkpoint
 from engine.errors import CheckpointError
 from engine.kv.geometry import GroupGeometry
+from kernels.reference import ReferenceBackend
+from kernels.spec import weight_shapes
 from tests.engine.tiny import BOS, END_OF_TURN, EOS, IM_END, tiny_gemma3, tiny_llama
 from tests.kernels.decoders import Pages
 
@@ -47,8 +49,14 @@ VARIANTS = {
 }
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, progress=lambda *counts: None) -> Runner:
-    return load_checkpoint(folder, dtype=dtype, backend=kernels.load("reference"), progress=progress)
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    progress=lambda *counts: None,
+    precision: str | None = None,
+) -> Runner:
+    reference = kernels.load("reference")
+    return load_checkpoint(folder, dtype=dtype, precision=precision, backend=reference, progress=progress)
 
 
 def logits_of(runner: Runner, tokens: list[int], chunk: int) -> torch.Tensor:
@@ -113,6 +121,36 @@ def test_bfloat16_weights_load_and_stay_near_fp32(tmp_path):
     exact, rounded = (logits_of(load(folder, dtype), TOKENS, 90) for dtype in (torch.float32, torch.bfloat16))
     assert (exact.argmax(-1) == rounded.argmax(-1)).float().mean() > 0.9
     assert load(folder, torch.bfloat16).weight_bytes * 2 == load(folder).weight_bytes
+
+
+def test_int8_weights_take_a_byte_and_a_share_of_a_scale_and_have_a_digest_of_their_own(tmp_path):
+    folder = tiny_gemma3(tmp_path)
+    exact, eight = load(folder), load(folder, precision="int8")
+    shapes = weight_shapes(exact.traits)
+    matrices = sum(shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2 and name != "head")
+    vectors = sum(shape[0] for shape in shapes.values() if len(shape) == 1)
+    assert exact.weight_bytes == 4 * (matrices + vectors)
+    assert eight.weight_bytes == matrices * 34 // 32 + 4 * vectors
+    assert eight.digest != exact.digest
+    agreed = logits_of(eight, TOKENS, 90).argmax(-1) == logits_of(exact, TOKENS, 90).argmax(-1)
+    assert agreed.float().mean() > 0.8
+
+
+def test_a_backend_without_int8_weights_refuses_them_by_name(tmp_path):
+    class Other(ReferenceBackend):
+        name = "other"
+
+        def unsupported(self, traits, dtype, *, int8_weights=False):
+            return "it has no int8 weights" if int8_weights else None
+
+    with pytest.raises(CheckpointError, match="the other kernels cannot run this checkpoint: it has no int8 weights"):
+        load_checkpoint(
+            tiny_llama(tmp_path),
+            dtype=torch.float32,
+            precision="int8",
+            backend=Other(),
+            progress=lambda *counts: None,
+        )
 
 
 def test_embedding_scale_is_rounded_to_the_dtype(tmp_path):

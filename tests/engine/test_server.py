@@ -146,6 +146,7 @@ def test_source_that_cannot_be_had_says_why_while_others_serve(own, tmp_path, so
         ({"source": "path:/x", "sampling": {"temperature": 9}}, "sampling.temperature"),
         ({"source": "path:/x", "sampling": {"banana": 1}}, "sampling.banana"),
         ({"source": "path:/x", "context_length": 1}, "context_length"),
+        ({"source": "path:/x", "precision": "int3"}, "precision"),
         ({"source": "path:/x", "system": "typo"}, "system"),
     ],
 )
@@ -160,6 +161,14 @@ def test_chat_template_that_does_not_exist_fails_with_the_names_that_do(own):
     httpx.put(own.url + "/models/odd", json={"source": TinyModel("x").source, "chat_template": "nonsense"})
     assert "plain-roles" in status(own.url, "odd", until="failed")["reason"]
     httpx.delete(own.url + "/models/odd")
+
+
+def test_precision_is_used_and_shown(own):
+    own.put(TinyModel("bytes", precision="int8"))
+    assert status(own.url, "bytes")["precision"] == "int8"
+    loaded = httpx.get(own.url + "/kv").json()["checkpoints"]
+    assert TinyModel("bytes").source + " as int8" in loaded
+    httpx.delete(own.url + "/models/bytes")
 
 
 def test_named_chat_template_is_used_and_shown(own):
