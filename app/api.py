@@ -16,17 +16,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import admin as admin_session
-from app import audit
 from app import visitors as visitor_cookie
 from app.battles import Begun
 from app.errors import BadInput, PromptTooLong
-from app.leaderboard import sheet
-from app.leaderboard_exports import EXPORTS
-from app.leaderboard_votes import Selection
+from app.leaderboard.boards import sheet
+from app.leaderboard.exports import EXPORTS
+from app.leaderboard.votes import Selection
 from app.security import client_address, is_https
 from app.services import Services
 from app.sockets import peer_silence_seconds
 from app.visitors import VisitorView
+from app.votes import audit
 
 router = APIRouter(prefix="/api")
 admin_router = APIRouter(prefix="/api/admin", tags=["admin"])
@@ -199,13 +199,13 @@ class Pool(BaseModel):
 @router.get("/memory", response_model_exclude_none=True)
 async def memory(request: Request, app: App) -> Pool:
     """What the pool holds now, beside what contiguous reservation (`max`, `pow2`) would take for the same requests."""
-    return Pool(**await app.memory.snapshot(exact=_sees_exactly(request, app)))
+    return Pool(**await app.memory.watch.snapshot(exact=_sees_exactly(request, app)))
 
 
 @router.get("/memory/frames", response_class=StreamingResponse)
 async def memory_frames(request: Request, app: App) -> Response:
     """The pool page by page, live: binary messages as docs/engine.md tells them, at most 20 a second."""
-    frames = app.memory.watch(exact=_sees_exactly(request, app))
+    frames = app.memory.watch.watch(exact=_sees_exactly(request, app))
     return StreamingResponse(frames, media_type="application/octet-stream", headers=SERVER_SENT_EVENTS)
 
 

@@ -37,13 +37,13 @@ from app.errors import (
     TooMany,
     WrongState,
 )
-from app.leaderboard import count_vote
+from app.leaderboard.boards import count_vote
 from app.markdown import Block, render
 from app.matchmaking import KnownPairs, Pair, pick_pair
+from app.memory.veil import ShownText
 from app.prompt_room import Count, Message, PromptRoom, answer_room, checked_prompt
 from app.registry import ReadyModel, Registry
 from app.streams import Outcome, Pace, TurnStream
-from app.veil import ShownText
 from db import errors as db_errors
 from db import queries, vote_log
 from db.connect import Database

@@ -16,11 +16,12 @@ from typing import Any
 
 import httpx
 
-from app import leaderboard_cli, ratings_cli, votes_cli
+from app import ratings_cli
 from app.blindcheck import cli as blindcheck_cli
 from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
+from app.leaderboard import cli as leaderboard_cli
 from app.model_rules import ABOUT, SAMPLING, SOURCES, check_context_length, check_path
 from app.registry import (
     ModelView,
@@ -33,6 +34,7 @@ from app.registry import (
     view_of,
 )
 from app.service_file import running_arena
+from app.votes import cli as votes_cli
 from db import queries
 from db.connect import Database
 from db.errors import DatabaseError

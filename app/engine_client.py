@@ -21,7 +21,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from app import page_frames
+from app.memory import page_frames
 
 CONNECT_SECONDS = 5.0
 PAGE_FRAMES_SECONDS = 10.0  # of silence, when the engine sends a sign of life every two
@@ -218,7 +218,7 @@ class EngineClient:
         return (await self._ask("GET", "/health", seconds=timeout_seconds)).get("step_seconds", 0.0)
 
     async def page_frames(self) -> AsyncIterator[tuple[int, bytes]]:
-        """The page map, live: the messages of app/page_frames.py, for ever. Raises EngineError, ValueError."""
+        """The page map, live: the messages of app/memory/page_frames.py, for ever. Raises EngineError, ValueError."""
         buffer = bytearray()
         timeout = httpx.Timeout(PAGE_FRAMES_SECONDS, connect=CONNECT_SECONDS)
         async with self._stream("GET", "/kv/pages", None, timeout) as response:

@@ -19,7 +19,7 @@ from app.config import AppConfig, engine_environment
 from app.engine_client import EngineClient
 from app.engine_process import EngineProcess
 from app.engine_watch import end_when_hung
-from app.memory import Memory
+from app.memory.watch import Memory
 from app.prompt_room import PromptRoom
 from app.registry import Registry, seed_default_models
 from app.security import Secret, log_signer

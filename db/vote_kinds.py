@@ -1,4 +1,4 @@
-"""The kinds of vote. A new one is a line here; what the public formats call them is the business of `app.formats`."""
+"""The kinds of vote. A new one is a line here; what the public formats call them, `app.votes.formats` says."""
 
 from dataclasses import dataclass
 

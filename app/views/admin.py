@@ -15,7 +15,6 @@ from typing import Any
 import gradio as gr
 from starlette.requests import Request
 
-from app.audit import newest_votes
 from app.engine_client import EngineError
 from app.errors import ArenaError, ModelRefused, NameTaken
 from app.model_rules import (
@@ -30,6 +29,7 @@ from app.model_rules import (
 from app.registry import ModelView, Registry
 from app.views.templates import templates
 from app.views.words import said_in
+from app.votes.audit import newest_votes
 
 Words = Mapping[str, str]
 Values = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The leaderboard: a sheet of `app.leaderboard`, drawn. Computes no number of its own.
+"""The leaderboard: a sheet of `app.leaderboard.boards`, drawn. Computes no number of its own.
 
 All of it is HTML and SVG of the server's, put into a column of Gradio's; static/js/leaderboard.js asks for it anew
 while the page is open. What is shown is said by the address, so that every view has a link.
@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 import gradio as gr
 
 from app.errors import ArenaError, BadInput
-from app.leaderboard import sheet
-from app.leaderboard_exports import EXPORTS, command
-from app.leaderboard_sheet import Sheet
-from app.leaderboard_votes import ALL, Selection
+from app.leaderboard.boards import sheet
+from app.leaderboard.exports import EXPORTS, command
+from app.leaderboard.sheet import Sheet
+from app.leaderboard.votes import ALL, Selection
 from app.ratings import METHODS
 from app.ratings.board import FEW_VOTES, Board
 from app.ratings.categories import CATEGORIES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.leaderboard_votes import RULES
+from app.leaderboard.votes import RULES
 from app.ratings.categories import CATEGORIES, HARD_SIGNS, LONG_TOKENS
 
 TABLE: dict[str, tuple[str, str]] = {
@@ -29,7 +29,7 @@ TABLE: dict[str, tuple[str, str]] = {
             "含代码；由几部分组成；不少于 40 个词。",
         }.items()
     },
-    # why there is no such view, by rule (app/leaderboard_votes.py)
+    # why there is no such view, by rule (app/leaderboard/votes.py)
     **{
         f"rule_{rule}": (RULES[rule], chinese)
         for rule, chinese in {

@@ -1,7 +1,7 @@
 """The memory view: the pool page by page, live, beside what the older way would take.
 
 The words and the empty places are here; static/js/memory.js fills them from /api/memory/frames, and what visitors may
-see there is decided by app/memory.py. There is no control that changes anything, and so nothing of Gradio's.
+see there is decided by app/memory/watch.py. There is no control that changes anything, and so nothing of Gradio's.
 """
 
 from __future__ import annotations

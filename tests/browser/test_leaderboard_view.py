@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from app.errors import BadInput
-from app.leaderboard_cli import as_text
-from app.leaderboard_exports import as_markdown, as_svg
-from app.leaderboard_sheet import Sheet, make_sheet
-from app.leaderboard_votes import RULES, Selection, Votes
+from app.leaderboard.cli import as_text
+from app.leaderboard.exports import as_markdown, as_svg
+from app.leaderboard.sheet import Sheet, make_sheet
+from app.leaderboard.votes import RULES, Selection, Votes
 from app.ratings import METHODS, Games
 from app.views.leaderboard import Offered, render
 from app.views.words import LANGUAGES, said_in, words_for

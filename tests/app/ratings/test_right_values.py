@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.formats import any_csv
 from app.ratings import Games, rate
+from app.votes.formats import any_csv
 from tests.shared_data import shared_data
 
 
