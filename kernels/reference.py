@@ -165,6 +165,7 @@ class ReferenceOps:
                 seen &= torch.arange(first, end) > positions[:, None] - window
             grouped = q[start:stop].unflatten(1, (traits.num_kv_heads, -1)).permute(1, 2, 0, 3)
             scores = grouped @ k[:, None].mT * traits.attention_scale  # [kv head, head of the group, row, token]
+            scores = _capped(scores, traits.attention_softcap)
             scores = scores.masked_fill(~seen, -torch.inf)
             p = torch.exp(scores - scores.amax(-1, keepdim=True))
             output = decoder.rounded(p) @ v[:, None] / p.sum(-1, keepdim=True)
@@ -175,7 +176,7 @@ class ReferenceOps:
         y = _linear(self.decoder, layer, "o", attended.flatten(1))
         if self.decoder.traits.post_norms:
             y = _rms_norm(self.decoder, f"layers.{layer}.post_attention_norm", y)
-        return x + y
+        return x + y * self.decoder.traits.residual_scale
 
     def project_gate_up(self, layer: int, x: Tensor) -> Tensor:
         a = _normed(self.decoder, f"layers.{layer}.mlp_norm", x)
@@ -186,11 +187,12 @@ class ReferenceOps:
         y = _linear(self.decoder, layer, "down", product)
         if self.decoder.traits.post_norms:
             y = _rms_norm(self.decoder, f"layers.{layer}.post_mlp_norm", y)
-        return x + y
+        return x + y * self.decoder.traits.residual_scale
 
     def project_head(self, x: Tensor) -> Tensor:
-        a = _normed(self.decoder, "final_norm", x[self.batch.logit_rows])
-        return self.decoder.linear(a, self.decoder.weights["head"])
+        a, traits = _normed(self.decoder, "final_norm", x[self.batch.logit_rows]), self.decoder.traits
+        logits = self.decoder.linear(a, self.decoder.weights["head"])
+        return _capped(logits * traits.logit_scale, traits.logit_softcap)
 
 
 def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
@@ -207,12 +209,17 @@ def _linear(decoder: ReferenceDecoder, layer: int, name: str, a: Tensor) -> Tens
     return decoder.linear(a, decoder.weight(layer, name), bias)
 
 
+def _capped(values: Tensor, cap: float | None) -> Tensor:
+    return values if cap is None else cap * torch.tanh(values / cap)
+
+
 def _rotated(heads: Tensor, positions: Tensor, rope: RopeTraits) -> Tensor:
-    """heads [row, head, dim]; dimension i turns with dimension i + dim / 2, as in Hugging Face's checkpoints."""
+    """heads [row, head, dim]; which dimensions turn with which says RopeTraits, as in Hugging Face's checkpoints."""
+    half = len(rope.inv_freq)
     angles = positions.float()[:, None, None] * torch.tensor(rope.inv_freq, dtype=torch.float32)
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 class _Units:

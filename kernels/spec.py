@@ -26,15 +26,21 @@ GROUP = 32  # inputs of a matrix that share a scale where weights are int8
 
 @dataclass(frozen=True)
 class RopeTraits:
-    """Rotary embedding of a layer: fp32 `inv_freq` [head_dim / 2]; `attention_factor` multiplies cos and sin."""
+    """Rotary embedding of a layer: fp32 `inv_freq`, half as many as dimensions turn; `attention_factor` multiplies cos
+    and sin. Dimension i turns with i + len(inv_freq); those beyond both pass as they are: all of them where there is no
+    frequency (NoPE, arXiv 2305.19466)."""
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
 
+    def padded(self, pairs: int) -> tuple[float, ...]:
+        """`inv_freq`, zeros behind it, so that those of several layers make one table."""
+        return self.inv_freq + (0.0,) * (pairs - len(self.inv_freq))
+
 
 @dataclass(frozen=True)
 class DecoderTraits:
-    """All that distinguishes the pre-norm, rotary, gated-MLP decoders (llama, gemma3) from one another."""
+    """All that distinguishes the pre-norm, rotary, gated-MLP decoders (llama, qwen, gemma ...) from one another."""
 
     vocab_size: int
     hidden_size: int
@@ -52,6 +58,10 @@ class DecoderTraits:
     qk_norm: bool = False  # RMS norm over head_dim of q and k before the rotation
     post_norms: bool = False  # gemma: norm of the attention's and of the MLP's output before the residual sum
     qkv_bias: bool = False
+    residual_scale: float = 1.0  # granite: of what attention and MLP add to the residual stream
+    logit_scale: float = 1.0  # granite: of the logits
+    attention_softcap: float | None = None  # gemma2: scores become cap * tanh(scores / cap)
+    logit_softcap: float | None = None  # and the logits, once scaled
 
     @property
     def num_layers(self) -> int:
@@ -159,16 +169,16 @@ class StepOps(Protocol):
         """Decode rows and prefill chunks in one call. -> [row, head, head_dim]."""
 
     def project_output(self, layer: int, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Output projection, its post norm, residual sum. -> x."""
+        """Output projection, its post norm, scaled residual sum. -> x."""
 
     def project_gate_up(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """Norm, both projections, activation(gate) * up. -> [row, intermediate]."""
 
     def project_down(self, layer: int, x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
-        """Down projection, its post norm, residual sum. -> x."""
+        """Down projection, its post norm, scaled residual sum. -> x."""
 
     def project_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Final norm and logits of the wanted rows. -> fp32 [wanted, vocab]."""
+        """Final norm and logits of the wanted rows, scaled and capped. -> fp32 [wanted, vocab]."""
 
 
 # Canonical names of a decoder's weights; linear weights are [out, in]. `head` may be the very tensor of `embedding`.

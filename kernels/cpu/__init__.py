@@ -174,7 +174,7 @@ def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weight
     for group_number, layers in enumerate(layer_groups(traits)):
         for i, layer in enumerate(layers.layers):
             group[layer], number[layer] = group_number, i
-    ropes = list(dict.fromkeys(traits.layer_ropes))
+    ropes, half = list(dict.fromkeys(traits.layer_ropes)), traits.head_dim // 2
     return binding.Traits(
         is_bf16=dtype == torch.bfloat16,
         vocab=traits.vocab_size,
@@ -195,10 +195,15 @@ def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weight
         norm_weight_offset=traits.norm_weight_offset,
         embedding_scale=traits.embedding_scale,
         attention_scale=traits.attention_scale,
+        residual_scale=traits.residual_scale,
+        logit_scale=traits.logit_scale,
+        attention_softcap=traits.attention_softcap or 0,
+        logit_softcap=traits.logit_softcap or 0,
         window=binding.int32_array([window or 0 for window in traits.layer_windows]),
         group=binding.int32_array(group),
         group_layer=binding.int32_array(number),
         rope=binding.int32_array([ropes.index(rope) for rope in traits.layer_ropes]),
-        inv_freq=binding.float_array([value for rope in ropes for value in rope.inv_freq]),
+        rope_pairs=binding.int32_array([len(rope.inv_freq) for rope in ropes]),
+        inv_freq=binding.float_array([value for rope in ropes for value in rope.padded(half)]),
         rope_factor=binding.float_array([rope.attention_factor for rope in ropes]),
     )

@@ -53,7 +53,11 @@ class Traits(Structure):
         ("norm_weight_offset", c_float),
         ("embedding_scale", c_float),
         ("attention_scale", c_float),
-        *((name, POINTER(c_int32)) for name in ("window", "group", "group_layer", "rope")),
+        ("residual_scale", c_float),
+        ("logit_scale", c_float),
+        ("attention_softcap", c_float),
+        ("logit_softcap", c_float),
+        *((name, POINTER(c_int32)) for name in ("window", "group", "group_layer", "rope", "rope_pairs")),
         ("inv_freq", POINTER(c_float)),
         ("rope_factor", POINTER(c_float)),
     )

@@ -17,6 +17,7 @@ struct AnyDecoder {
         groups(traits.group, traits.group + traits.layers),
         group_layers(traits.group_layer, traits.group_layer + traits.layers),
         ropes(traits.rope, traits.rope + traits.layers),
+        rope_pairs(traits.rope_pairs, traits.rope_pairs + traits.ropes),
         inv_freq(traits.inv_freq, traits.inv_freq + traits.ropes * traits.head_dim / 2),
         rope_factors(traits.rope_factor, traits.rope_factor + traits.ropes),
         group_size(traits.heads / traits.kv_heads),
@@ -30,6 +31,7 @@ struct AnyDecoder {
     t.group = groups.data();
     t.group_layer = group_layers.data();
     t.rope = ropes.data();
+    t.rope_pairs = rope_pairs.data();
     t.inv_freq = inv_freq.data();
     t.rope_factor = rope_factors.data();
     for (int32_t group : groups) group_count = std::max(group_count, group + 1);
@@ -40,7 +42,7 @@ struct AnyDecoder {
   virtual void load(int layer, Slot slot, const void* data) = 0;
 
   Traits t;
-  const std::vector<int32_t> windows, groups, group_layers, ropes;
+  const std::vector<int32_t> windows, groups, group_layers, ropes, rope_pairs;
   const std::vector<float> inv_freq, rope_factors;
   const int group_size, heads_width, kv_width;
   const int64_t hidden_stride, inner_stride, qkv_stride, logits_stride;

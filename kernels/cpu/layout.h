@@ -14,7 +14,7 @@
 //   x, y, qkv          fp32 [row][stride]; strides are padded to whole panels, and the padding of x, y is always 0
 //   q                  act [kv head][row][head of the group][head_dim]   rows of one K/V unit lie together
 //   attended, product  act [row][stride]
-//   cos_sin            fp32 [rope][row][2][head_dim / 2]
+//   cos_sin            fp32 [rope][row][2][head_dim / 2], of which the first rope_pairs of each half are used
 //   logits             fp32 [wanted][logits_stride]
 // `act` is bf16 where the processor multiplies it, else fp32 that holds bf16 values.
 #pragma once
@@ -31,11 +31,13 @@ enum Activation : int32_t { kSilu, kGeluTanh };
 struct Traits {
   int32_t is_bf16, vocab, hidden, inner, heads, kv_heads, head_dim, layers, ropes;
   int32_t activation, qk_norm, post_norms, qkv_bias, tied, int8_weights;
-  float norm_eps, norm_weight_offset, embedding_scale, attention_scale;
+  float norm_eps, norm_weight_offset, embedding_scale, attention_scale, residual_scale, logit_scale;
+  float attention_softcap, logit_softcap;  // 0 = none
   const int32_t* window;        // 0 = all tokens
   const int32_t* group;         // which of the step's page tables
   const int32_t* group_layer;   // number of the layer inside its group
   const int32_t* rope;          // which row of inv_freq
+  const int32_t* rope_pairs;    // [ropes], of dimensions that turn
   const float* inv_freq;        // [ropes][head_dim / 2]
   const float* rope_factor;     // [ropes]
 };

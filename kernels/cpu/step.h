@@ -157,7 +157,11 @@ class Step {
   void project_head() const {
     norm_rows(in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
     multiply(w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
-      std::copy_n(values, kPanel, in.logits + row * in.logits_stride + panel * kPanel);
+      float* place = in.logits + row * in.logits_stride + panel * kPanel;
+      for (int i = 0; i < kPanel; i += kLanes) {
+        const vf logits = mul(load(values + i), set(t.logit_scale));
+        store(place + i, t.logit_softcap ? soft_cap(logits, t.logit_softcap) : logits);
+      }
     });
   }
 
@@ -186,6 +190,8 @@ class Step {
     return mul(x, sigmoid(mul(cubic, set(2 * 0.7978845608028654f))));
   }
 
+  static vf soft_cap(vf x, float cap) { return mul(set(cap), tanh(mul(x, set(1 / cap)))); }
+
   // put(i, values) of x / rms(x) * weight; `padded` values are read, those from `size` on are 0.
   template <class Put>
   void rms_norm(const float* x, const float* weight, int64_t padded, int size, Put put) const {
@@ -204,25 +210,26 @@ class Step {
     });
   }
 
-  // x += layer(a), or x += norm of it where the decoder has post norms
+  // x += layer(a), or x += norm of it where the decoder has post norms; what is added is scaled
   void add_linear(const Act* a, int64_t stride, const Matrix& layer, const float* post_norm) const {
+    const vf scale = set(t.residual_scale);
     multiply(a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
       float* place = (t.post_norms ? w.y : w.x) + row * d.hidden_stride + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes)
-        store(place + i, t.post_norms ? load(values + i) : add(load(place + i), load(values + i)));
+        store(place + i, t.post_norms ? load(values + i) : fma(load(values + i), scale, load(place + i)));
     });
     if (!t.post_norms) return;
     each(in.rows, kRowsAtOnce, [&](int64_t row) {
       float* x = x_row(row);
       rms_norm(w.y + row * d.hidden_stride, post_norm, d.hidden_stride, t.hidden,
-               [&](int64_t i, vf value) { store(x + i, add(load(x + i), value)); });
+               [&](int64_t i, vf value) { store(x + i, fma(value, scale, load(x + i))); });
     });
   }
 
   void tabulate_angles(int64_t row, int rope) const {
-    const int half = t.head_dim / 2;
+    const int half = t.head_dim / 2, pairs = t.rope_pairs[rope];
     float* cos = w.cos_sin + (rope * static_cast<int64_t>(in.rows) + row) * t.head_dim;
-    for (int i = 0; i < half; i++) {
+    for (int i = 0; i < pairs; i++) {
       const float angle = static_cast<float>(in.positions[row]) * t.inv_freq[rope * half + i];
       cos[i] = std::cos(angle) * t.rope_factor[rope];
       cos[half + i] = std::sin(angle) * t.rope_factor[rope];
@@ -231,7 +238,7 @@ class Step {
 
   // Norm and rotation of one head of qkv; q goes into its buffer, K and V into their units.
   void place_head(int layer, int row, int head) const {
-    const int dims = t.head_dim, half = dims / 2;
+    const int dims = t.head_dim, half = dims / 2, pairs = t.rope_pairs[t.rope[layer]];
     const float* values = w.qkv + row * d.qkv_stride + head * dims;
     if (head >= t.heads + t.kv_heads) return write_v(layer, row, head - t.heads - t.kv_heads, values);
     const bool is_q = head < t.heads;
@@ -242,10 +249,11 @@ class Step {
       values = normed;
     }
     const float* cos = w.cos_sin + (t.rope[layer] * static_cast<int64_t>(in.rows) + row) * dims;
-    for (int i = 0; i < half; i++) {
-      rotated[i] = values[i] * cos[i] - values[half + i] * cos[half + i];
-      rotated[half + i] = values[half + i] * cos[i] + values[i] * cos[half + i];
+    for (int i = 0; i < pairs; i++) {
+      rotated[i] = values[i] * cos[i] - values[pairs + i] * cos[half + i];
+      rotated[pairs + i] = values[pairs + i] * cos[i] + values[i] * cos[half + i];
     }
+    std::copy(values + 2 * pairs, values + dims, rotated + 2 * pairs);
     if (!is_q) return write_k(layer, row, head - t.heads, rotated);
     const int kv_head = head / d.group_size, place = head % d.group_size;
     Act* q = w.q + ((kv_head * static_cast<int64_t>(in.rows) + row) * d.group_size + place) * dims;
@@ -333,7 +341,9 @@ class Step {
   Queries<P> queries_of(int layer, const Work& work) const {
     const QueryBlock& block = w.blocks[work.piece->block];
     const Act* q = w.q + (work.kv_head * static_cast<int64_t>(in.rows) + block.first_row) * d.group_size * t.head_dim;
-    return {q, block.positions * d.group_size, d.group_size, t.head_dim, in.positions[block.first_row], t.window[layer], t.attention_scale * kLog2E};
+    return {q, block.positions * d.group_size, d.group_size, t.head_dim, in.positions[block.first_row], t.window[layer],
+            (t.attention_softcap ? t.attention_softcap : t.attention_scale) * kLog2E,
+            t.attention_softcap ? t.attention_scale / t.attention_softcap : 0.f};
   }
 
   void locate(int layer, const Work& work, Tile<P>& tile) const {

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import BackendUnavailable
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, StepBatch, layer_groups, weight_shapes
+from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
 
 try:
     import triton
@@ -52,8 +52,8 @@ class TritonDecoder:
     embedding: Tensor
     head: Tensor
     final_norm: Tensor
-    inv_freq: Tensor  # fp32 [rope, head_dim / 2]
-    rope_factor: Tensor  # fp32 [rope, 1]
+    inv_freq: Tensor  # fp32 [rope, head_dim / 2], 0 for what does not turn
+    rope_factor: Tensor  # fp32 [rope, head_dim / 2], 1 for what does not turn
     graphs: DecodeGraphs
 
 
@@ -105,6 +105,7 @@ class TritonBackend:
         groups = layer_groups(traits)
         places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         ropes = list(dict.fromkeys(traits.layer_ropes))
+        inv_freq, rope_factor = _rope_tables(ropes, traits.head_dim // 2)
         embedding = take("embedding")
         tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
         return TritonDecoder(
@@ -118,8 +119,8 @@ class TritonBackend:
             embedding=embedding,
             head=embedding if tied else take("head"),
             final_norm=take("final_norm"),
-            inv_freq=torch.tensor([rope.inv_freq for rope in ropes], device=self.device),
-            rope_factor=torch.tensor([[rope.attention_factor] for rope in ropes], device=self.device),
+            inv_freq=inv_freq.to(self.device),
+            rope_factor=rope_factor.to(self.device),
             graphs=DecodeGraphs(),
         )
 
@@ -185,7 +186,11 @@ class TritonOps:
         return self.add(x, y, weights.get("post_mlp_norm"))
 
     def project_head(self, x: Tensor) -> Tensor:
-        return self.linear(self._add_rms_norm(x, None, None, self.decoder.final_norm, gather=True), self.decoder.head)
+        traits, a = self.decoder.traits, self._add_rms_norm(x, None, None, self.decoder.final_norm, gather=True)
+        logits, cap = self.linear(a, self.decoder.head), traits.logit_softcap
+        if traits.logit_scale != 1:
+            logits = logits * traits.logit_scale
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     # ------------------------------------------------------------------------------------------ what `run` fuses
 
@@ -193,7 +198,7 @@ class TritonOps:
         return self._add_rms_norm(x, None, None, weight)
 
     def add(self, x: Tensor, y: Tensor, post_norm: Tensor | None) -> Tensor:
-        """x += y, or the norm of y; in place."""
+        """x += y, or the norm of y, scaled; in place."""
         self._add_rms_norm(x, y, post_norm, None)
         return x
 
@@ -220,8 +225,8 @@ class TritonOps:
             self._unit(layer), where.rope, table.stride(0), traits.norm_eps, traits.norm_weight_offset,
             HEADS=traits.num_heads, KV_HEADS=traits.num_kv_heads, DIM=traits.head_dim,
             PADDED_HALF=triton.next_power_of_2(traits.head_dim // 2), ROPES=len(self.decoder.inv_freq),
-            **self._page_shape(table), BIAS=traits.qkv_bias, QK_NORM=traits.qk_norm,
-            num_warps=1,
+            PAIRS=len(traits.layer_ropes[layer].inv_freq), **self._page_shape(table),
+            BIAS=traits.qkv_bias, QK_NORM=traits.qk_norm, num_warps=1,
         )  # fmt: skip
         return q
 
@@ -259,7 +264,8 @@ class TritonOps:
             tiles.sequence, tiles.start, plan.query_starts, plan.context_lens,
             traits.attention_scale, self._unit(layer), table.stride(0), spans,
             KV_HEADS=traits.num_kv_heads, GROUP=traits.num_heads // traits.num_kv_heads, **dims,
-            **self._page_shape(table), WINDOW=self.decoder.windows[group] or 0, BLOCK_ROWS=tiles.rows,
+            **self._page_shape(table), WINDOW=self.decoder.windows[group] or 0, SOFTCAP=traits.attention_softcap or 0.0,
+            BLOCK_ROWS=tiles.rows,
             BLOCK_KEYS=BLOCK_KEYS, SPAN=SPAN, SPLIT=split, UPCAST=self.upcast,
             **attention_options(tiles.rows, dims["PADDED_DIM"]),
         )  # fmt: skip
@@ -277,7 +283,7 @@ class TritonOps:
         elementwise.add_rms_norm[(rows,)](
             x, x if added is None else added, x if added_weight is None else added_weight,
             x if weight is None else weight, normed, self.plan.logit_rows, x.shape[1],
-            traits.norm_eps, traits.norm_weight_offset,
+            traits.norm_eps, traits.norm_weight_offset, traits.residual_scale,
             ADD=added is not None, NORM_ADDED=added_weight is not None, NORM=weight is not None, GATHER=gather,
             BLOCK=triton.next_power_of_2(x.shape[1]),
         )  # fmt: skip
@@ -307,3 +313,10 @@ class TritonOps:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(self.plan.rows, *shape, dtype=self.decoder.dtype, device=self.pool.device)
+
+
+def _rope_tables(ropes: list[RopeTraits], pairs: int) -> tuple[Tensor, Tensor]:
+    """inv_freq and the factor of cos and sin [rope, pairs], such that a pair beyond those that turn stays as it is."""
+    factors = [(rope.attention_factor,) * len(rope.inv_freq) for rope in ropes]
+    padded = [factor + (1.0,) * (pairs - len(factor)) for factor in factors]
+    return torch.tensor([rope.padded(pairs) for rope in ropes]), torch.tensor(padded)

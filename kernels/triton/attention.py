@@ -28,6 +28,23 @@ def unit_offsets(
     return page.to(tl.int64) * PAGE_ELEMENTS + (unit % UNITS_PER_PAGE) * (BLOCK_TOKENS * DIM)
 
 
+@triton.jit
+def tanh(x):
+    """The rational function of kernels/cpu/simd.h; libdevice's is not to be had in the interpreter."""
+    x = tl.clamp(x, -7.90531110763549805, 7.90531110763549805, propagate_nan=tl.PropagateNan.ALL)
+    square = x * x
+    p = -2.76076847742355e-16 * square + 2.00018790482477e-13
+    p = p * square - 8.60467152213735e-11
+    p = p * square + 5.12229709037114e-08
+    p = p * square + 1.48572235717979e-05
+    p = p * square + 6.37261928875436e-04
+    p = p * square + 4.89352455891786e-03
+    q = 1.19825839466702e-06 * square + 1.18534705686654e-04
+    q = q * square + 2.26843463243900e-03
+    q = q * square + 4.89352518554385e-03
+    return x * p / q
+
+
 @triton.jit(do_not_specialize=["unit", "table_stride", "spans"])
 def paged_attention(
     q, output, part_maximum, part_sum, part_output, pool, table,
@@ -35,14 +52,14 @@ def paged_attention(
     scale, unit, table_stride, spans,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     UNITS_PER_PAGE: tl.constexpr, PAGE_ELEMENTS: tl.constexpr, PAGES_PER_BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPAN: tl.constexpr, SPLIT: tl.constexpr,
-    UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    SPAN: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """output [row, head, DIM] = softmax(scale * q K^T) V. Grid (tile, kv head, span); does not modify the pages.
 
     q [row, head, DIM]; table [sequence, block, page in block] of the layer's group, sequences table_stride apart.
     Tile t holds BLOCK_ROWS // GROUP rows of sequence tile_sequence[t] from its row tile_start[t] on; a sequence of
-    context_lens 0 is padding. unit: the layer's K of kv head 0. WINDOW: 0 for none. With SPLIT, part_* are
+    context_lens 0 is padding. unit: the layer's K of kv head 0. WINDOW, SOFTCAP: 0 for none. With SPLIT, part_* are
     [row, head, spans(, DIM)] for `merge_spans`. UPCAST computes in fp32 where the interpreter cannot in bf16.
     """
     tile, kv_head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -91,7 +108,11 @@ def paged_attention(
         keys = tl.load(pool + k_place[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0)
         if UPCAST:
             keys = keys.to(tl.float32)
-        scores = tl.dot(queries, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.dot(queries, keys, input_precision="ieee")
+        if SOFTCAP > 0:
+            scores = tanh(scores * (scale / SOFTCAP)) * (SOFTCAP * LOG2_E)
+        else:
+            scores *= scale * LOG2_E
         seen = is_row[:, None] & is_key[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             seen &= key[None, :] > position[:, None] - WINDOW

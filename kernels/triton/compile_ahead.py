@@ -43,14 +43,18 @@ class Shape:
     post_norms: bool = False
     gelu: bool = False
     bias: bool = False
+    softcap: float = 0.0
+    pairs: int | None = None  # of dimensions that turn; None: all
     hidden: int = 1024
 
 
 SHAPES = {
     "SmolLM2-135M": Shape(9, 3, 64, 30, hidden=576),
     "Gemma-3-270m": Shape(4, 1, 256, 18, window=512, qk_norm=True, post_norms=True, gelu=True, hidden=640),
+    "Gemma-2-2B": Shape(8, 4, 256, 26, window=4096, softcap=50.0, post_norms=True, gelu=True, hidden=2304),
     "Phi-2": Shape(32, 32, 80, 32, bias=True, hidden=2560),
     "Phi-3-mini": Shape(32, 32, 96, 32, hidden=3072),
+    "Phi-4-mini": Shape(24, 8, 128, 32, pairs=48, hidden=3072),
     "Llama-3-8B": Shape(32, 8, 128, 32, hidden=4096),
 }
 
@@ -91,8 +95,8 @@ def kernels(shape: Shape) -> Iterator[tuple[str, triton.JITFunction, dict[str, s
     ):
         for window in {0, shape.window}:
             constants = dict(
-                KV_HEADS=shape.kv_heads, GROUP=group, **dims, **pages, WINDOW=window, BLOCK_ROWS=rows,
-                BLOCK_KEYS=BLOCK_KEYS, SPAN=SPAN, SPLIT=split, UPCAST=False,
+                KV_HEADS=shape.kv_heads, GROUP=group, **dims, **pages, WINDOW=window, SOFTCAP=shape.softcap,
+                BLOCK_ROWS=rows, BLOCK_KEYS=BLOCK_KEYS, SPAN=SPAN, SPLIT=split, UPCAST=False,
             )  # fmt: skip
             label = f"paged_attention, {name}" + (f", window {window}" if window else "")
             yield label, attention.paged_attention, attend, constants | attention_options(rows, dims["PADDED_DIM"])
@@ -103,7 +107,7 @@ def kernels(shape: Shape) -> Iterator[tuple[str, triton.JITFunction, dict[str, s
     yield "merge_spans", attention.merge_spans, merge, dict(HEADS=shape.heads, **dims, num_warps=1)
     norm = dict(
         x="*fp32", added="*fp32", added_weight="*fp32", weight="*fp32", normed="*bf16", source_rows="*i32",
-        width="i32:16", eps="fp32", weight_offset="fp32",
+        width="i32:16", eps="fp32", weight_offset="fp32", residual_scale="fp32",
     )  # fmt: skip
     block = triton.next_power_of_2(shape.hidden)
     flags = dict(ADD=True, NORM_ADDED=shape.post_norms, NORM=True, GATHER=False, BLOCK=block)
@@ -115,7 +119,8 @@ def kernels(shape: Shape) -> Iterator[tuple[str, triton.JITFunction, dict[str, s
     )  # fmt: skip
     yield "rotate_and_write_kv", elementwise.rotate_and_write_kv, rotate, dict(
         HEADS=shape.heads, KV_HEADS=shape.kv_heads, DIM=shape.head_dim,
-        PADDED_HALF=triton.next_power_of_2(shape.head_dim // 2), ROPES=1 + bool(shape.window), **pages,
+        PADDED_HALF=triton.next_power_of_2(shape.head_dim // 2), ROPES=1 + bool(shape.window),
+        PAIRS=shape.head_dim // 2 if shape.pairs is None else shape.pairs, **pages,
         BIAS=shape.bias, QK_NORM=shape.qk_norm, num_warps=1,
     )  # fmt: skip
     gate = dict(gate_up="*fp32", product="*bf16", width="i32:16")

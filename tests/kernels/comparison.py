@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.reference import ReferenceBackend
-from kernels.spec import DecoderTraits
-from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights
+from kernels.spec import DecoderTraits, RopeTraits
+from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights, rope
 
 # What differs is the order of summation: in fp32 some units in the last place of the largest value. In bf16 such a
 # difference may also move a value that lay between two bf16 numbers to its other neighbour: one part in 128. With int8
@@ -27,6 +27,13 @@ TRAITS: dict[str, DecoderTraits] = {
     "gemma3, 256, window of a block": gemma_traits(head_dim=256, num_kv_heads=1, layer_windows=(16, None)),
     "gemma3, 80, window past a tile": gemma_traits(head_dim=80, layer_windows=(270, None), hidden_size=88),
     "gemma3, 128, odd window": gemma_traits(head_dim=128, layer_windows=(17, None), hidden_size=45),
+    "gemma2, 96, soft caps": gemma_traits(
+        head_dim=96, qk_norm=False, attention_scale=0.5, attention_softcap=5.0, logit_softcap=2.0
+    ),
+    "phi3, 80, partial rotary": llama_traits(head_dim=80, layer_ropes=(rope(48, factor=1.3),) * 2),
+    "smollm3, 64, NoPE, scales": llama_traits(
+        layer_ropes=(rope(64), RopeTraits(())), qkv_bias=True, residual_scale=0.22, logit_scale=1 / 6
+    ),
 }
 
 # (sequence, rows, first position) of three steps: a past over several tiles, then decodes beside prefill chunks

@@ -12,8 +12,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
 
 
-def rope(head_dim: int, theta: float = 10_000.0) -> RopeTraits:
-    return RopeTraits(tuple((1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)).tolist()))
+def rope(dims: int, theta: float = 10_000.0, factor: float = 1.0) -> RopeTraits:
+    """Turns the first `dims` dimensions."""
+    return RopeTraits(tuple((1.0 / theta ** (torch.arange(0, dims, 2).float() / dims)).tolist()), factor)
 
 
 def llama_traits(**changes) -> DecoderTraits:

@@ -39,11 +39,13 @@ int main(int, char** arguments) {
   const auto scales = read<float>();
   std::memcpy(&traits.norm_eps, scales.data(), scales.size() * 4);
   const auto window = read<int32_t>(), group = read<int32_t>(), group_layer = read<int32_t>(), rope = read<int32_t>();
+  const auto rope_pairs = read<int32_t>();
   const auto inv_freq = read<float>(), rope_factor = read<float>();
   traits.window = window.data();
   traits.group = group.data();
   traits.group_layer = group_layer.data();
   traits.rope = rope.data();
+  traits.rope_pairs = rope_pairs.data();
   traits.inv_freq = inv_freq.data();
   traits.rope_factor = rope_factor.data();
 

@@ -13,7 +13,11 @@ from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_wei
 PRECISIONS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.bfloat16, True)}
 CASES = {
     f"{name} {precision}": (traits, *PRECISIONS[precision])
-    for name, traits in (("llama", llama_traits()), ("gemma3", gemma_traits(layer_windows=(100, None))))
+    for name, traits in (
+        ("llama", llama_traits()),
+        ("gemma3", gemma_traits(layer_windows=(100, None))),
+        ("soft caps", gemma_traits(layer_windows=(100, 100), attention_softcap=5.0, layer_ropes=(rope(48),) * 2)),
+    )
     for precision in PRECISIONS
 }
 LENGTH = 560  # over three tiles of attention

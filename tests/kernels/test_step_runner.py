@@ -11,10 +11,12 @@ import torch
 
 from kernels.cpu import _c_traits, binding, build
 from kernels.reference import ReferenceBackend
-from tests.kernels.decoders import Pages, gemma_traits, random_weights
+from tests.kernels.decoders import Pages, gemma_traits, random_weights, rope
 
 SOURCE = Path(__file__).parent / "step_runner.cpp"
-TRAITS = gemma_traits(hidden_size=45, layer_windows=(17, None), vocab_size=77)
+TRAITS = gemma_traits(
+    hidden_size=45, layer_windows=(17, None), vocab_size=77, layer_ropes=(rope(64), rope(48)), attention_softcap=5.0
+)
 PROMPT = [i * i % TRAITS.vocab_size for i in range(290)]
 # (sequence, tokens, first position): whole at once; in chunks and decoded, beside neighbours; over a tile of attention
 STEPS = (
@@ -41,8 +43,10 @@ def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
 
         put(binding.int32_array([getattr(c, name) for name, kind in c._fields_ if kind is c_int32]))
         put(binding.float_array([getattr(c, name) for name, kind in c._fields_ if kind is c_float]))
-        for name in ("window", "group", "group_layer", "rope"):
-            put(binding.int32_array(getattr(c, name)[:layers]))
+        for name, count in dict(
+            window=layers, group=layers, group_layer=layers, rope=layers, rope_pairs=c.ropes
+        ).items():
+            put(binding.int32_array(getattr(c, name)[:count]))
         put(binding.float_array(c.inv_freq[: c.ropes * TRAITS.head_dim // 2]))
         put(binding.float_array(c.rope_factor[: c.ropes]))
         for name, weight in random_weights(TRAITS).items():
