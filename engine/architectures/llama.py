@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from engine.architectures.architecture import (
-    COMMON_LAYER_WEIGHTS,
-    Architecture,
-    activation,
-    number,
-    positive,
-    refuse,
-)
-from engine.architectures.rope import rope_traits
+from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture, Config, activation, positive, sizes
+from engine.architectures.rope import rope_parameters, rope_traits
 from kernels.spec import DecoderTraits
 
 
-def llama_traits(config: Mapping[str, Any], dtype: torch.dtype) -> DecoderTraits:
-    refuse(config, "attention_bias", "mlp_bias")
-    num_heads = positive(config, "num_attention_heads")
-    head_dim = config.get("head_dim") or positive(config, "hidden_size") // num_heads
-    num_layers = positive(config, "num_hidden_layers")
-    return DecoderTraits(
-        vocab_size=positive(config, "vocab_size"),
-        hidden_size=positive(config, "hidden_size"),
-        intermediate_size=positive(config, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        layer_windows=(None,) * num_layers,
-        layer_ropes=(rope_traits(rope_parameters(config), head_dim),) * num_layers,
-        norm_eps=number(config, "rms_norm_eps"),
-        attention_scale=head_dim**-0.5,
-        activation=activation(config, "hidden_act"),
-    )
+def llama_traits(config: Config, dtype: torch.dtype) -> DecoderTraits:
+    return plain_traits(config, (None,) * positive(config, "num_hidden_layers"))
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`; before it was `rope_theta` and `rope_scaling`."""
-    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {
-        "rope_theta": config.get("rope_theta", 10_000.0),
-        "original_max_position_embeddings": config.get("max_position_embeddings"),
-        **written,
+def plain_traits(config: Config, windows: tuple[int | None, ...], **peculiar) -> DecoderTraits:
+    """Of a decoder that is llama's but for its windows and what `peculiar` names."""
+    common = sizes(config)
+    rope = rope_traits(rope_parameters(config), common["head_dim"])
+    usual = {
+        "layer_ropes": (rope,) * len(windows),
+        "attention_scale": common["head_dim"] ** -0.5,
+        "activation": activation(config, "hidden_act"),
     }
+    return DecoderTraits(**common, layer_windows=windows, **(usual | peculiar))
 
 
 LLAMA = Architecture(
@@ -62,5 +38,5 @@ LLAMA = Architecture(
         "tie_word_embeddings": False,
     },
     traits=llama_traits,
-    layer_weights={**COMMON_LAYER_WEIGHTS, "mlp_norm": "post_attention_layernorm.weight"},
+    layer_weights=LLAMA_LAYER_WEIGHTS,
 )

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from engine.architectures.architecture import positive
+from engine.architectures.architecture import Config
+from engine.architectures.fields import refuse_unread
+from engine.architectures.rope import context_length
 from engine.architectures.table import ARCHITECTURES, architecture_name
 from engine.architectures.weights import CheckpointWeights, weight_files
 from engine.chat import BASE_FORMAT, CHAT_FORMATS, OWN_FORMAT, ChatFormat
@@ -76,10 +78,11 @@ def load_checkpoint(
     config = read_json(folder / "config.json")
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
-    config = {**architecture.defaults, **config}
+    config = Config(config, architecture.defaults)
     if config.get("quantization_config"):
         raise CheckpointError("the weights are quantised (quantization_config); only plain float weights are read")
     traits = architecture.traits(config, dtype)
+    refuse_unread(config)
     if reason := backend.unsupported(traits, dtype, int8_weights=int8):
         raise CheckpointError(f"the {backend.name} kernels cannot run this checkpoint: {reason}")
     weights = CheckpointWeights(
@@ -94,7 +97,7 @@ def load_checkpoint(
         architecture=name,
         traits=traits,
         geometry=geometry_of(traits, dtype),
-        context_length=positive(config, "max_position_embeddings"),
+        context_length=context_length(config),
         dtype=dtype,
         weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
         tokenizer=tokenizer,

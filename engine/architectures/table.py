@@ -10,14 +10,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.architectures.architecture import Architecture
-from engine.architectures.gemma3 import GEMMA3
+from engine.architectures.gemma import GEMMA2, GEMMA3
+from engine.architectures.granite import GRANITE
 from engine.architectures.llama import LLAMA
+from engine.architectures.mistral import MISTRAL
+from engine.architectures.phi3 import PHI3
+from engine.architectures.qwen import QWEN2, QWEN3
+from engine.architectures.smollm3 import SMOLLM3
 from engine.errors import CheckpointError
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3TextModel": GEMMA3,
+    "Phi3ForCausalLM": PHI3,
+    "SmolLM3ForCausalLM": SMOLLM3,
+    "GraniteForCausalLM": GRANITE,
 }
 
 

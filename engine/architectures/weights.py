@@ -6,6 +6,7 @@ Knows files, names and shapes; what is done with a weight is the backend's affai
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     ) -> None:
         self._files = open_files(folder)
         self._names = stored_names(self._files, architecture, traits, tied=tied)
+        self._rows = stacked_rows(self._names, weight_shapes(traits))
         self._progress = progress
         self._read: set[str] = set()
         self._embedding: torch.Tensor | None = None
@@ -49,7 +51,7 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
             if self._embedding is None:
                 self._embedding = self._tensor(stored)
             return self._embedding
-        return self._tensor(stored)
+        return self._tensor(stored, self._rows.get(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -69,9 +71,10 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
 
         return sum(size(name, self._slice(one)) for one, name in stored.items())
 
-    def _tensor(self, stored: str) -> torch.Tensor:
+    def _tensor(self, stored: str, rows: slice | None = None) -> torch.Tensor:
         try:
-            tensor = self._files[stored].get_tensor(stored)
+            file = self._files[stored]
+            tensor = file.get_slice(stored)[rows] if rows else file.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"weight {stored} cannot be read: {error}") from error
         self._read.add(stored)
@@ -94,8 +97,10 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
             found = self._slice(stored)
             if found.dtype not in STORED_TYPES:
                 raise CheckpointError(f"weight {stored} is stored as {found.dtype}; read are {', '.join(STORED_TYPES)}")
-            if found.shape != shapes[name]:
-                raise CheckpointError(f"weight {stored} has shape {found.shape}; config.json says {shapes[name]}")
+            height = sum(shapes[other][0] for other in self._rows if self._names[other] == stored)
+            expected = (height or shapes[name][0], *shapes[name][1:])
+            if found.shape != expected:
+                raise CheckpointError(f"weight {stored} has shape {found.shape}; config.json says {expected}")
 
 
 class StoredTensor:
@@ -148,6 +153,17 @@ def stored_names(
         for ours, theirs in architecture.layer_weights.items():
             names[f"layers.{i}.{ours}"] = f"{prefix}layers.{i}.{theirs}"
     return names
+
+
+def stacked_rows(names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
+    """Of our weights that share one of the file: which rows of it. A tied head is the whole of the embedding."""
+    shared = Counter(stored for name, stored in names.items() if name != "head")
+    rows, ends = {}, Counter[str]()
+    for name, stored in names.items():
+        if name != "head" and shared[stored] > 1:
+            rows[name] = slice(ends[stored], ends[stored] + shapes[name][0])
+            ends[stored] = rows[name].stop
+    return rows
 
 
 def some(names: list[str]) -> str:

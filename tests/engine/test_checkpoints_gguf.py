@@ -17,6 +17,7 @@ from engine.checkpoints.gguf_file import GGUFFile
 from engine.checkpoints.gguf_tokenizer import gguf_tokenizer
 from engine.errors import CheckpointError
 from tests.engine.checkpoints_gguf_writer import write_gguf
+from tests.engine.families import save_tiny
 from tests.engine.test_decoder import TOKENS, load, logits_of
 from tests.engine.tiny import tiny_gemma3, tiny_llama
 
@@ -52,6 +53,78 @@ def test_a_plain_file_becomes_the_folder_it_was_made_from(shape, tmp_path):
     assert after.chat.template == before.chat.template
     assert after.tokenizer.encode(TEXT).ids == before.tokenizer.encode(TEXT).ids
     torch.testing.assert_close(logits_of(after, TOKENS, 90), logits_of(before, TOKENS, 90), atol=1e-3, rtol=0)
+
+
+# Family -> changes of its config, so that it is one that llama.cpp's metadata can say, and what else the file says.
+FAMILIES = {
+    "qwen2": ({"tie_word_embeddings": True}, {}),
+    "qwen2, yarn": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+        {
+            "qwen2.rope.scaling.type": "yarn",
+            "qwen2.rope.scaling.factor": 4.0,
+            "qwen2.rope.scaling.original_context_length": 64,
+        },
+    ),
+    "qwen3": ({"head_dim": 48}, {}),
+    "gemma2": ({"head_dim": 48, "query_pre_attn_scalar": 48, "sliding_window": 20}, {}),
+    "phi3": (
+        {"partial_rotary_factor": 0.5, "sliding_window": 20, "original_max_position_embeddings": 256},
+        {"phi3.rope.dimension_count": 8, "phi3.attention.sliding_window": 20},
+    ),
+    "smollm3": ({"num_hidden_layers": 4}, {}),
+    "granite": (
+        {
+            "attention_multiplier": 0.25,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.25,
+            "logits_scaling": 8.0,
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_reads_the_same_from_a_gguf_file(name, tmp_path):
+    changes, said = FAMILIES[name]
+    save_tiny(tmp_path / "original", name.split(",")[0], changes)
+    folder = convert(write_gguf(tmp_path / "original", tmp_path / "m.gguf", **said))
+    before, after = load(tmp_path / "original"), load(folder)
+    assert after.traits == before.traits and after.context_length == before.context_length
+    torch.testing.assert_close(logits_of(after, TOKENS, 90), logits_of(before, TOKENS, 90), atol=1e-4, rtol=0)
+
+
+def test_llama_3_scaling_comes_as_a_tensor(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**scaling, "original_max_position_embeddings": 32, "rope_theta": 5e5}
+    save_tiny(tmp_path / "original", "llama", {"rope_parameters": rope, "head_dim": 16})
+    before = load(tmp_path / "original")
+    plain = [5e5 ** (-2 * i / 16) for i in range(8)]
+    factors = [slow / fast for slow, fast in zip(plain, before.traits.layer_ropes[0].inv_freq, strict=True)]
+    path = write_gguf(tmp_path / "original", tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
+    after = load(convert(path))
+    assert after.context_length == before.context_length
+    torch.testing.assert_close(logits_of(after, TOKENS, 90), logits_of(before, TOKENS, 90), atol=1e-4, rtol=0)
+
+
+def test_long_rope_comes_as_two_tensors_or_is_refused(tmp_path):
+    short, long = [1.0 + 0.25 * i for i in range(8)], [4.0] * 8
+    rope = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": 1.25}
+    rope |= {"original_max_position_embeddings": 128, "rope_theta": 1e4}
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 128}
+    save_tiny(tmp_path / "original", "phi3", changes)
+    said = {
+        "phi3.rope.scaling.type": "longrope",
+        "phi3.rope.scaling.attn_factor": 1.25,
+        "phi3.rope.scaling.original_context_length": 128,
+    }
+    factors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    before = load(tmp_path / "original")
+    after = load(convert(write_gguf(tmp_path / "original", tmp_path / "m.gguf", tensors=factors, **said)))
+    assert after.traits == before.traits and after.context_length == before.context_length == 128
+    with pytest.raises(CheckpointError, match=r"lacks rope_factors_short\.weight"):
+        convert(write_gguf(tmp_path / "original", tmp_path / "n.gguf", **said))
 
 
 @pytest.mark.parametrize("quantization", ["Q8_0", "Q4_1", "Q5_0", "F16", "BF16"])
@@ -153,7 +226,7 @@ REFUSED = {
     "no heads": ({"llama.attention.head_count": 0}, "broken"),
     "heads that do not divide": ({"llama.attention.head_count": 7}, "broken"),
     "text for a number": ({"llama.embedding_length": "wide"}, "broken"),
-    "scaled rope": ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
+    "scaled rope": ({"llama.rope.scaling.type": "dynamic"}, "rope scaling 'dynamic'"),
     "unknown tokenizer": ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is not supported"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "tokenizer 'gpt2'"),
     "unknown pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken'"),
