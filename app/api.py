@@ -279,6 +279,12 @@ class ModelChanges(Schema):
     enabled: bool | None = None
 
 
+class Quarantine(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    why: Annotated[str, Field(min_length=1, max_length=500)] = "the admin decided so"
+
+
 @admin_router.post("/login", status_code=204)
 def login(body: Password, request: Request, response: Response, app: App) -> None:
     value = app.admin.sign_in(request, body.password)
@@ -319,3 +325,21 @@ async def retire_model(name: str, app: App) -> dict[str, Any]:
 async def list_votes(app: App, limit: Annotated[int, Query(ge=1, le=500)] = 20) -> dict[str, Any]:
     """The newest votes with whether they count and why not; `alarm` where suddenly fewer count than before."""
     return asdict(await app.database.run(audit.newest_votes, limit, read_only=True))
+
+
+@admin_router.get("/suspects", dependencies=SignedIn)
+async def list_suspects(app: App) -> dict[str, Any]:
+    """Looks at every vote cast here, which takes seconds where there are many. Changes nothing."""
+    return asdict(await app.database.run(partial(audit.audit, seed=app.sign("audit")), read_only=True))
+
+
+@admin_router.post("/visitors/{visitor}/quarantine", dependencies=SignedIn)
+async def quarantine_visitor(visitor: str, body: Quarantine, app: App) -> dict[str, int]:
+    """None of this visitor's votes counts, past or future; can be taken back. How many stopped counting."""
+    return {"votes": await app.database.run(audit.quarantine, [visitor], body.why, "admin", app.sign)}
+
+
+@admin_router.post("/visitors/{visitor}/release", dependencies=SignedIn)
+async def release_visitor(visitor: str, app: App) -> dict[str, int]:
+    """How many votes count again."""
+    return {"votes": await app.database.run(audit.release, [visitor], "admin", app.sign)}

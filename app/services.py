@@ -26,6 +26,7 @@ from app.security import Secret, log_signer
 from app.visitors import Visitors
 from db import queries
 from db.connect import Database
+from db.vote_log import Sign
 
 BOARDS_AT_ONCE = 2  # threads for who asks for a leaderboard: one computes, one may find what was kept
 
@@ -49,13 +50,18 @@ class Services:
     _running: tuple[asyncio.Task, ...] = ()  # for ever
     _closing: asyncio.Task | None = None
 
+    @property
+    def sign(self) -> Sign:
+        """Of heads of the vote log."""
+        return log_signer(self.config)
+
     async def start(self) -> None:
         """Returns before any model is loaded: the site is up and says so meanwhile."""
         if self.process:
             self.process.start()  # first: it takes longest
         await asyncio.to_thread(self.database.upgrade_to_head)
         await asyncio.to_thread(seed_default_models, self.database)
-        await self.database.run(queries.sign_log, log_signer(self.config))
+        await self.database.run(queries.sign_log, self.sign)
         interrupted = await self.battles.recover()
         if interrupted:
             log.info("turns interrupted by the restart", extra={"battles": interrupted})

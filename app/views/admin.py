@@ -29,7 +29,7 @@ from app.model_rules import (
 from app.registry import ModelView, Registry
 from app.views.templates import templates
 from app.views.words import said_in
-from app.votes.audit import newest_votes
+from app.votes.audit import audit, newest_votes
 
 Words = Mapping[str, str]
 Values = Mapping[str, Any]
@@ -71,6 +71,7 @@ def build(words: Words, services: Any) -> gr.Blocks:
         gr.Column(elem_id="admin-head")
         gr.Column(elem_id="admin-models")
         gr.Column(elem_id="admin-votes")
+        gr.Column(elem_id="admin-suspects")
         with gr.Column(elem_id="register"):
             gr.Column(elem_id="register-head")
             fields = _form(words)
@@ -236,6 +237,7 @@ async def slots(request: Request, services: Any, words: Words) -> dict[str, str]
         "source-help": partial(source_help, words),
     }
     asked = request.query_params.get("part")
+    drawn["admin-suspects"] = partial(suspects_table, services, words, look=asked == "admin-suspects")
     return {name: await draw() for name, draw in drawn.items() if asked in (None, name)}
 
 
@@ -265,6 +267,12 @@ async def models_table(registry: Registry, words: Words) -> str:
 async def votes_table(database: Any, words: Words) -> str:
     view = await database.run(newest_votes, read_only=True)
     return templates.get_template("admin_votes.jinja").render(words=words, **vars(view))
+
+
+async def suspects_table(services: Any, words: Words, *, look: bool) -> str:
+    """Every vote is looked at for it, so only where somebody asks to `look`."""
+    found = await services.database.run(partial(audit, seed=services.sign("audit")), read_only=True) if look else None
+    return templates.get_template("admin_suspects.jinja").render(words=words, found=found)
 
 
 async def pool_line(engine: Any, words: Words) -> str:

@@ -538,6 +538,22 @@ TABLE: dict[str, tuple[str, str]] = {
         "Of the newest votes only {newest}% are rated; before it was {before}%. Run “arena votes audit”.",
         "最新的投票中只有 {newest}% 计入评分，此前为 {before}%。请运行 arena votes audit。",
     ),
+    "suspects_heading": ("Suspects", "可疑访客"),
+    "suspects_text": (
+        "Visitors who vote unlike all others, too fast, or from a crowded address. A quarantine keeps their votes from"
+        " counting; it is in the log, and can be taken back.",
+        "投票与众不同、过快，或来自拥挤地址的访客。隔离后其投票不计入评分；隔离会记入日志，也可撤销。",
+    ),
+    "suspects_look": ("Look for suspects", "查找可疑访客"),
+    "suspects_found": (
+        "Suspects: {suspects}, of {visitors} visitors with {votes} votes.",
+        "可疑访客：{suspects}（共 {visitors} 位访客、{votes} 票）。",
+    ),
+    "col_why": ("Why", "原因"),
+    "quarantine": ("Quarantine", "隔离"),
+    "quarantine_label": ("Put visitor {visitor} into quarantine", "隔离访客 {visitor}"),
+    "release": ("Release", "解除隔离"),
+    "release_label": ("Take the quarantine of visitor {visitor} back", "解除访客 {visitor} 的隔离"),
     "col_vote": ("Vote", "投票"),
     "col_visitor": ("Visitor", "访客"),
     "col_time": ("Time (UTC)", "时间（UTC）"),

@@ -10,13 +10,17 @@ const ACTIONS = {
   enable: (path) => call("PATCH", path, { enabled: true }),
   disable: (path) => call("PATCH", path, { enabled: false }),
   retire: (path) => call("DELETE", path),
+  quarantine: (path, { why }) => call("POST", `${path}/quarantine`, { why }),
+  release: (path) => call("POST", `${path}/release`),
 };
 
-const { "admin-models": table, "admin-votes": votes, "admin-head": head, register } = await drawn("admin-models", "admin-votes", "admin-head", "register", "register-head", "source-help", "field-source", "register-said");
+const { "admin-models": table, "admin-votes": votes, "admin-suspects": suspects, "admin-head": head, register } = await drawn("admin-models", "admin-votes", "admin-suspects", "admin-head", "register", "register-head", "source-help", "field-source", "register-said");
 const said = el("p", { id: "admin-said", class: "note bad", role: "alert", hidden: true });
 table.before(said);
 head.addEventListener("click", (event) => event.target.closest("#logout") && signOut());
-table.addEventListener("click", (event) => press(event.target.closest("button[data-action]")));
+table.addEventListener("click", (event) => press(event.target.closest("button[data-action]"), table));
+suspects.addEventListener("click", (event) => press(event.target.closest("button[data-action]"), suspects, votes));
+suspects.addEventListener("click", (event) => look(event.target.closest("#suspects-look")));
 byId("source-help").addEventListener("click", (event) => fill(event.target.closest("[data-source]")));
 byId("register-said").setAttribute("role", "status");
 new MutationObserver(markInvalid).observe(register, { subtree: true, attributes: true, attributeFilter: ["class"] });
@@ -30,11 +34,14 @@ async function keepLive(pause, ...slots) {
   }
 }
 
-async function press(button) {
+/** `changed`: the slots that show what a button does. */
+async function press(button, ...changed) {
   if (!button || (button.dataset.action === "retire" && !isSure(button))) return;
   button.disabled = true;
   try {
-    await ACTIONS[button.dataset.action](`/admin/models/${encodeURIComponent(button.dataset.model)}`);
+    const { action, model, visitor } = button.dataset;
+    const path = visitor ? `/admin/visitors/${encodeURIComponent(visitor)}` : `/admin/models/${encodeURIComponent(model)}`;
+    await ACTIONS[action](path, button.dataset);
     said.hidden = true;
   } catch (error) {
     if (error.status === 401) return location.assign("/admin/login");
@@ -42,8 +49,16 @@ async function press(button) {
     said.hidden = false;
   } finally {
     button.disabled = false;
-    await refresh(table);
+    await Promise.all(changed.map(refresh));
   }
+}
+
+/** Reads every vote, which may take seconds. */
+async function look(button) {
+  if (!button) return;
+  button.disabled = true;
+  await refresh(suspects);
+  button.disabled = false;
 }
 
 /** Retiring cannot be undone, so it takes two presses. */

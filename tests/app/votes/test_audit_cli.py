@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from app.cli import main
 from db import queries
 from db.connect import Database
-from tests.db.rows import add_models, add_votable_battle
+from tests.app.votes.voters import add_voters
+from tests.db.rows import add_models
 
 
 @pytest.fixture
@@ -19,21 +20,8 @@ def arena(tmp_path, capsys):
     """arena("votes", ...) -> (exit status, the JSON it printed), on two honest visitors and one who votes in bursts."""
     database = Database(f"sqlite:///{tmp_path}/arena.sqlite3")
     database.upgrade_to_head()
-    now = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
     with database.session() as session:
-        models = tuple(add_models(session, "alpha", "beta"))
-        for name, pause in (("slow", 600), ("steady", 400), ("burst", 2)):
-            visitor = queries.add_visitor(session, uuid4().hex, now, public_id=name).id
-            for number in range(12):
-                battle = add_votable_battle(
-                    session,
-                    visitor,
-                    models,
-                    prompt="Hello" if name == "slow" else f"{name} asks {number}",
-                    address_hash=name,
-                )
-                when = now + timedelta(seconds=pause * number)
-                queries.cast_vote(session, battle_id=battle.id, visitor_id=visitor, kind="ab"[number % 2], now=when)
+        add_voters(session, tuple(add_models(session, "alpha", "beta")))
     database.close()
 
     def run(*arguments: str) -> tuple[int, dict]:
