@@ -25,6 +25,7 @@ from app.markdown import Block, GrowingMarkdown
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1  # at most one event a side in each; the first comes as soon as both sides have a word
+END_SECONDS = 0.4  # from the end of the shorter answer to when the longer one goes on: see Lockstep
 # A side is told to have ended once the other has gone on that far, or has ended too: an engine says that it is done
 # some time after its last word, and how long after would tell the fast one from the slow one.
 END_LEEWAY_CHARACTERS = 100
@@ -170,7 +171,8 @@ class Lockstep:
 
     It follows the shorter of the texts that are not yet shown to their end, at most at `pace`. Once a side has been
     shown to its end the other goes on no faster than before, lest its speed betray it, unless it would lag behind for
-    longer than `lag_seconds`.
+    longer than `lag_seconds`; and not at once, but END_SECONDS later. A fast engine says with its last word that it is
+    done, a slow one some time after it, and what of a slow one comes meanwhile lets it go on as evenly as a fast one.
     """
 
     def __init__(self, pace: Pace):
@@ -179,6 +181,7 @@ class Lockstep:
         self._shown_seconds = 0.0
         self._alone_rate = 0.0  # of the side that goes on when the other has ended
         self._now: float | None = None
+        self._reached: dict[str, tuple[int, float]] = {}  # by side: the last length that was all shown, and when
 
     def advance(self, now: float, arrived: Mapping[str, int], ended: Mapping[str, bool]) -> int:
         """`arrived`: characters by side; `ended`: whether no more will come."""
@@ -186,6 +189,9 @@ class Lockstep:
         if self._position == 0:
             elapsed = max(elapsed, TICK_SECONDS)  # the first words need not wait for their letters to be counted out
         self._now = now
+        for side, length in arrived.items():
+            if length <= self._position and self._reached.get(side, (-1, 0))[0] != length:
+                self._reached[side] = length, now
         limit = min((arrived[side] for side in arrived if not self._is_shown(side, arrived, ended)), default=0)
         if limit > 0:
             self._shown_seconds += elapsed
@@ -193,7 +199,8 @@ class Lockstep:
         return int(self._position)
 
     def _is_shown(self, side: str, arrived: Mapping[str, int], ended: Mapping[str, bool]) -> bool:
-        return ended[side] and arrived[side] <= self._position
+        length, since = self._reached.get(side, (-1, 0.0))
+        return ended[side] and length == arrived[side] and self._now - since >= END_SECONDS
 
     def _rate(self, arrived: Mapping[str, int], ended: Mapping[str, bool], limit: int) -> float:
         fastest = self._pace.characters_per_second

@@ -58,7 +58,7 @@ def blindcheck(args: argparse.Namespace) -> int:
         "bytes": sum(len(body.encode()) for each in played for body in each.bodies.values()),
         "leaks": [asdict(leak) for leak in found],
         "auc": guessed.auc,
-        "auc_interval": [guessed.lower, guessed.upper],
+        "auc_by_lot": [guessed.lower, guessed.upper],
         "slow_ms": args.slow_ms,
     }
     if args.json:
@@ -69,6 +69,6 @@ def blindcheck(args: argparse.Namespace) -> int:
         print(f"LEAK  {what}, {times} times")
     if not found:
         print("no name, source, path, address, tokenizer mark or telling field among them")
-    print(f"times alone: AUC {guessed.auc:.3f} (95% {guessed.lower:.3f} to {guessed.upper:.3f})")
+    print(f"times alone: AUC {guessed.auc:.3f} (by lot {guessed.lower:.3f} to {guessed.upper:.3f})")
     print("blind" if blind else "NOT BLIND")
     return 0 if blind else 1

@@ -65,9 +65,10 @@ def test_engine_that_lags_is_told_by_its_times():
     assert guessed.auc > 0.9 and not guessed.is_blind
 
 
-def test_equal_times_are_blind_as_often_as_the_interval_says():
-    blind = [guess(*battles(np.random.default_rng(seed), 40, 0.0), seed).is_blind for seed in range(20)]
-    assert sum(blind) >= 16
+def test_equal_times_are_blind_39_times_of_40(monkeypatch):
+    monkeypatch.setattr("app.blindcheck.guess.ROUNDS", 100)
+    blind = [guess(*battles(np.random.default_rng(seed), 40, 0.0), seed).is_blind for seed in range(40)]
+    assert sum(blind) >= 38
 
 
 def test_area_under_the_curve_of_a_worked_example():

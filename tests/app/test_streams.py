@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import defaultdict
 from functools import partial
 
@@ -12,7 +13,8 @@ import pytest
 
 from app.engine_client import Delta, EngineUnreachable
 from app.errors import SIDE_FAILED
-from app.streams import END_LEEWAY_CHARACTERS, EventLog, Lockstep, Pace, TurnStream
+from app.streams import END_LEEWAY_CHARACTERS, END_SECONDS, TICK_SECONDS, EventLog, Lockstep, Pace, TurnStream
+from tests.app.virtual_time import run
 
 FAST = Pace(characters_per_second=100_000, lag_seconds=1)
 WORDS = "one two three four five six seven eight nine ten\n\n"
@@ -79,10 +81,6 @@ def shown_over_time(events) -> dict[float, dict[str, int]]:
 
 def end_times(events) -> dict[str, float]:
     return {d["side"]: at for at, name, d, _ in events if name == "side" and d["state"] != "streaming"}
-
-
-def run(coroutine):
-    return asyncio.run(coroutine)
 
 
 def test_both_sides_are_shown_at_the_pace_of_the_slower():
@@ -163,6 +161,24 @@ def test_two_texts_of_one_length_end_at_once_however_long_an_engine_takes_to_say
 
     ends = end_times(run(body()))
     assert abs(ends["a"] - ends["b"]) < 0.05
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.1, 0.3])
+def test_the_longer_text_goes_on_as_soon_whenever_the_engine_of_the_shorter_says_that_it_is_done(lag):
+    """After 0.4 s and a tick: where it went on at once, the other was the fast one."""
+
+    async def slow_to_end():
+        async for delta in speak("y" * 40, size=4, pause=0.07):
+            if delta.finish_reason:
+                await asyncio.sleep(lag)
+            yield delta
+
+    async def body():
+        return await Turn(pace=Pace(300, 10), a=slow_to_end, b=partial(speak, "x" * 200, size=200)).run()
+
+    times = [at for at, name, data, _ in run(body()) if name == "block" and data["side"] == "b"]
+    gaps = [later - at for at, later in itertools.pairwise(times)]
+    assert END_SECONDS <= max(gaps) < END_SECONDS + 2 * TICK_SECONDS
 
 
 def test_a_side_lags_behind_its_own_text_for_a_bounded_time():
