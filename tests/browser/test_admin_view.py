@@ -130,6 +130,7 @@ def test_suspects_are_looked_for_put_into_quarantine_and_released(site, open_sit
         add_voters(session, tuple(model.id for model in queries.models(session))[:2])
     page = open_site(site, "/admin/login", phone=True).signed_in(ADMIN_PASSWORD).go("/admin").page
     assert page.locator("#admin-suspects tbody").count() == 0
+    page.wait_for_selector("#admin-said", state="attached")  # the page's script is at work
     page.click("#suspects-look")
     page.locator("#admin-suspects tbody tr", has_text="12 votes within 60 s").wait_for()
     page.click("#admin-suspects button[data-action=quarantine]")
