@@ -199,13 +199,13 @@ class Pool(BaseModel):
 @router.get("/memory", response_model_exclude_none=True)
 async def memory(request: Request, app: App) -> Pool:
     """What the pool holds now, beside what contiguous reservation (`max`, `pow2`) would take for the same requests."""
-    return Pool(**await app.memory.watch.snapshot(exact=_sees_exactly(request, app)))
+    return Pool(**await app.memory.snapshot(exact=_sees_exactly(request, app)))
 
 
 @router.get("/memory/frames", response_class=StreamingResponse)
 async def memory_frames(request: Request, app: App) -> Response:
     """The pool page by page, live: binary messages as docs/engine.md tells them, at most 20 a second."""
-    frames = app.memory.watch.watch(exact=_sees_exactly(request, app))
+    frames = app.memory.watch(exact=_sees_exactly(request, app))
     return StreamingResponse(frames, media_type="application/octet-stream", headers=SERVER_SENT_EVENTS)
 
 
