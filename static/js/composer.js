@@ -5,6 +5,7 @@ import { el, number, say } from "./frame.js";
 
 const COUNT_AFTER_MS = 250;
 const VERY_LONG = 100_000; // characters, more than any context takes: wrapping lines would freeze the page from here on
+const MANY_LINES = 1_000; // from here on dir="auto" is costly: a browser takes the square of their number to draw them
 
 export class Composer {
   constructor({ prompt, counter, send, stop }, { onSend, onStop, battle }) {
@@ -60,6 +61,7 @@ export class Composer {
   changed() {
     const isVeryLong = this.text.length > VERY_LONG;
     this.area.classList.toggle("very-long", isVeryLong);
+    this.area.dir = this.text.split("\n", MANY_LINES).length < MANY_LINES ? "auto" : "ltr";
     clearTimeout(this.timer);
     this.counting?.abort();
     this.send.classList.toggle("empty", !this.text.trim());

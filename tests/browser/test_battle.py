@@ -208,6 +208,15 @@ def test_paste_of_a_megabyte_is_refused_before_sending_and_freezes_nothing(site,
     assert visit.page.locator("#send").is_disabled()
 
 
+def test_direction_is_of_the_text_unless_it_has_so_many_lines_that_finding_it_freezes_the_page(site, open_site):
+    question = open_site(site).question
+    directions = []
+    for text in ("مرحبا", "\n" * 60_000 + "a", "line\n" * 990):
+        question.evaluate(PUT, text)
+        directions.append(question.get_attribute("dir"))
+    assert directions == ["auto", "ltr", "auto"]
+
+
 def test_double_clicks_ask_once_and_vote_once(site, open_site):
     visit = open_site(site)
     posts = []
