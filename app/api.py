@@ -260,6 +260,7 @@ class NewModel(Schema):
     context_length: int | None = None
     endpoint_key_env: str | None = None
     sampling_weight: float = 1.0
+    precision: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -273,6 +274,7 @@ class ModelChanges(Schema):
     context_length: int | None = None
     endpoint_key_env: str | None = None
     sampling_weight: float | None = None
+    precision: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None

@@ -22,7 +22,7 @@ from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
 from app.leaderboard import cli as leaderboard_cli
-from app.model_rules import ABOUT, SAMPLING, SOURCES, check_context_length, check_path
+from app.model_rules import ABOUT, PRECISIONS, SAMPLING, SOURCES, check_context_length, check_path
 from app.registry import (
     ModelView,
     insert_model,
@@ -129,6 +129,9 @@ def add_models(commands) -> None:
     adding.add_argument(
         "--sampling-weight", type=float, default=1.0, help="how often it is drawn (default: %(default)s)"
     )
+    adding.add_argument(
+        "--precision", choices=PRECISIONS, help="of the weights: int8 takes half the memory (default: the engine's own)"
+    )
     adding.add_argument("--organisation", help="who made it")
     adding.add_argument("--licence", help="under which it may be used")
     adding.add_argument("--parameters", help="how many it has, as people write it: 135M")
@@ -232,6 +235,7 @@ def add_model(args: argparse.Namespace) -> int:
         context_length=args.context_length,
         endpoint_key_env=args.endpoint_key_env,
         sampling_weight=args.sampling_weight,
+        precision=args.precision,
         **{field: getattr(args, field) for field in ABOUT},
     )
 

@@ -86,6 +86,7 @@ class ModelSpec:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     context_length: int | None = None
+    precision: str | None = None  # of the weights; None: the engine's own
 
 
 class EngineClient:
@@ -186,6 +187,7 @@ class EngineClient:
             "sampling": dict(spec.sampling),
             "chat_template": spec.chat_template,
             "context_length": spec.context_length,
+            "precision": spec.precision,
         }
         await self._ask("PUT", f"/models/{quote(name, safe='')}", body, key=self._admin_key)
 

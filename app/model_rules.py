@@ -61,6 +61,8 @@ RULES = {
     "key_is_a_name": "endpoint_key_env is the name of an environment variable, not the key itself",
     "key_without_endpoint": "endpoint_key_env belongs to remote endpoints (openai:...) only",
     "template_of_endpoint": "a remote endpoint has a chat template of its own",
+    "precision": "precision must be {names}, or nothing for the engine's own, not {value}",
+    "precision_of_endpoint": "a remote endpoint has weights of a precision of its own",
     "endpoint": "{value} is not of the form openai:https://host/v1#model (a key goes into the environment)",
     "source": "{value} is not a source of a checkpoint; a source is one of: {sources}",
     "path": "there is no file or folder at {path}",
@@ -72,10 +74,11 @@ RULES = {
     "about": "{field} must be text of at most {most} characters",
     "fewest_over_most": "min_tokens must not be more than max_tokens",
 }
+PRECISIONS = ("int8",)  # of weights, beside the engine's own
 ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
 FIELDS = (
     *("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env"),
-    *("sampling_weight", *ABOUT),
+    *("sampling_weight", "precision", *ABOUT),
 )
 
 
@@ -110,6 +113,7 @@ def checked(
     context_length: int | None = None,
     endpoint_key_env: str | None = None,
     sampling_weight: float = 1.0,
+    precision: str | None = None,
     organisation: str | None = None,
     licence: str | None = None,
     parameters: str | None = None,
@@ -126,6 +130,10 @@ def checked(
         raise refusal("key_without_endpoint", field="endpoint_key_env")
     if chat_template is not None and is_remote(source):
         raise refusal("template_of_endpoint", field="chat_template")
+    if precision is not None and precision not in PRECISIONS:
+        raise refusal("precision", field="precision", names=", ".join(PRECISIONS), value=repr(precision))
+    if precision is not None and is_remote(source):
+        raise refusal("precision_of_endpoint", field="precision")
     if type(sampling_weight) not in (int, float) or not 0 <= sampling_weight <= MOST_WEIGHT:
         raise refusal("from_to", field="sampling_weight", least=0, most=MOST_WEIGHT, value=repr(sampling_weight))
     about = {"organisation": organisation, "licence": licence, "parameters": parameters}
@@ -140,6 +148,7 @@ def checked(
         "context_length": context_length,
         "endpoint_key_env": endpoint_key_env,
         "sampling_weight": float(sampling_weight),
+        "precision": precision,
         **{field: (text or "").strip() or None for field, text in about.items()},
     }
 

@@ -76,6 +76,7 @@ class ModelView:
     retired: bool
     status: str
     sampling_weight: float = 1.0
+    precision: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -211,6 +212,7 @@ class Registry:
         context_length: int | None = None,
         endpoint_key_env: str | None = None,
         sampling_weight: float = 1.0,
+        precision: str | None = None,
         settle_seconds: float = SETTLE_SECONDS,
         **about: str | None,
     ) -> ModelView:
@@ -226,6 +228,7 @@ class Registry:
             "context_length": context_length,
             "endpoint_key_env": endpoint_key_env or None,
             "sampling_weight": sampling_weight,
+            "precision": precision or None,
             **{field: about.get(field) for field in ABOUT},
         }
         self._check_path(source)
@@ -447,7 +450,7 @@ async def close_remote(remote: Remote) -> None:
 
 
 def spec_of(row: Model) -> ModelSpec:
-    return ModelSpec(row.source, row.system_prompt, row.sampling, row.chat_template, row.context_length)
+    return ModelSpec(row.source, row.system_prompt, row.sampling, row.chat_template, row.context_length, row.precision)
 
 
 # The table of models, for this process and for the command line

@@ -46,6 +46,7 @@ def add_model(
     organisation: str | None = None,
     licence: str | None = None,
     parameters: str | None = None,
+    precision: str | None = None,
 ) -> Model:
     """Raises NameTaken, and the session must end with it."""
     model = Model(
@@ -62,6 +63,7 @@ def add_model(
         organisation=organisation,
         licence=licence,
         parameters=parameters,
+        precision=precision,
     )
     session.add(model)
     try:

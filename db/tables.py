@@ -107,6 +107,7 @@ class Model(Table):
     organisation: Mapped[str | None]
     licence: Mapped[str | None]
     parameters: Mapped[str | None]  # how many, as people write it: 135M
+    precision: Mapped[str | None]  # of the weights; NULL: the engine's own
 
 
 class Visitor(Table):

@@ -20,6 +20,7 @@ from app.errors import ArenaError, ModelRefused, NameTaken
 from app.model_rules import (
     ABOUT,
     LONGEST_ABOUT,
+    PRECISIONS,
     SOUND_SAMPLING,
     checked,
     checked_name,
@@ -56,11 +57,13 @@ FIELDS = (
     "system_prompt",
     *SAMPLING,
     "chat_template",
+    "precision",
     "context_length",
     "endpoint_key_env",
     "sampling_weight",
     *ABOUT,
 )
+OPTIONAL = ("chat_template", "precision", "context_length", "endpoint_key_env", *ABOUT)  # None where they are empty
 
 
 def build(words: Words, services: Any) -> gr.Blocks:
@@ -114,6 +117,14 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
             elem_id="field-chat_template",
             scale=2,
         )
+        precision = gr.Radio(
+            choices=[(words["precision_own"], ""), *((name, name) for name in PRECISIONS)],
+            value="",
+            label=words["field_precision"],
+            info=words["help_precision"],
+            elem_id="field-precision",
+            scale=2,
+        )
         context_length = text("context_length")
         key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
     with gr.Row():
@@ -124,6 +135,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
         system_prompt,
         *sampling,
         chat_template,
+        precision,
         context_length,
         key_env,
         *about,
@@ -186,7 +198,7 @@ def problems(form: Values) -> dict[str, ModelRefused]:
         "source": lambda: checked_source(form["source"] or ""),
         **{name: partial(checked_sampling, sampling_of(form, name)) for name in SAMPLING},
     }
-    for field in ("chat_template", "context_length", "endpoint_key_env", *ABOUT):
+    for field in OPTIONAL:
         checks[field] = partial(_check_with_source, form, field)
     if form["sampling_weight"] is not None:
         checks["sampling_weight"] = partial(_check_with_source, form, "sampling_weight")
@@ -219,7 +231,7 @@ def wanted(form: Values) -> dict[str, Any]:
         "source": form["source"],
         "system_prompt": form["system_prompt"] or "",
         "sampling": sampling_of(form),
-        **{field: form[field] for field in ("chat_template", "context_length", "endpoint_key_env", *ABOUT)},
+        **{field: form[field] for field in OPTIONAL},
         **({} if form["sampling_weight"] is None else {"sampling_weight": form["sampling_weight"]}),
     }
 
@@ -304,6 +316,8 @@ def summary(model: ModelView, words: Words) -> str:
     if model.system_prompt:
         length = words["system_tokens"].format(tokens=model.system_prompt_tokens) if model.system_prompt_tokens else ""
         parts.append(length or words["system_some"])
+    if model.precision:
+        parts.append(words["precision_is"].format(name=model.precision))
     if model.chat_template:
         parts.append(words["chat_format"].format(name=model.chat_template))
     return " · ".join(parts)

@@ -54,7 +54,12 @@ def statuses(registry) -> dict[str, str]:
 
 def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
     registry.add(
-        name="gamma", source="path:/gamma", system_prompt="Be brief.", sampling={"temperature": 0.5}, context_length=512
+        name="gamma",
+        source="path:/gamma",
+        system_prompt="Be brief.",
+        sampling={"temperature": 0.5},
+        context_length=512,
+        precision="int8",
     )
     assert engine.models["gamma"] == {
         "source": "path:/gamma",
@@ -62,6 +67,7 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
         "sampling": {"temperature": 0.5},
         "chat_template": None,
         "context_length": 512,
+        "precision": "int8",
     }
     assert statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "ready"}
     registry.change("gamma", system_prompt="Be long.")
@@ -257,6 +263,8 @@ def test_names_that_are_none(name):
         ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
         ({"source": "openai:https://h/v1#x", "endpoint_key_env": "sk-123"}, "name of an environment variable"),
         ({"source": "openai:https://h/v1#x", "chat_template": "plain-roles"}, "of its own"),
+        ({"source": "openai:https://h/v1#x", "precision": "int8"}, "of its own"),
+        ({"source": "path:/x", "precision": "int3"}, "precision must be int8"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said(values, why):

@@ -40,13 +40,14 @@ class Contestant:
     loads: tuple[str, ...] = LOADS
 
 
-APART = f"{OURS}-apart"
+APART, INT8 = f"{OURS}-apart", f"{OURS}-int8"
 
 
-def ours(*, apart: Path | None = None, settings: Sequence[str] = ()) -> Contestant:
+def ours(*, apart: Path | None = None, precision: str | None = None, settings: Sequence[str] = ()) -> Contestant:
     """Our engine, one process and one pool for both models of a battle, which share the weights they have in common.
 
     `apart`: battles alone, and the second model reads its weights from this folder, as another checkpoint would.
+    `precision` is that of the weights, where they are not of the engine's dtype.
     """
 
     @functools.cache
@@ -59,13 +60,13 @@ def ours(*, apart: Path | None = None, settings: Sequence[str] = ()) -> Contesta
         sources = [SOURCE, f"path:{apart}" if apart else SOURCE][: 2 if load.name == "W4" else 1]
         with closing(EngineChild(settings)) as child:
             for number, source in enumerate(sources):
-                register(child.url, {"name": f"{MODEL}-{number}", "source": source})
+                register(child.url, {"name": f"{MODEL}-{number}", "source": source, "precision": precision})
             launch_seconds = time.perf_counter() - began
             endpoints = [Endpoint(child.url, f"{MODEL}-{number}") for number in range(len(sources))]
             return measure(load, endpoints, warm_up, [child.process.pid]) | {"launch_seconds": launch_seconds}
 
-    name, loads = (APART, ("W4",)) if apart else (OURS, LOADS)
-    return Contestant(name, "bf16", commit(), measure_ours, loads)
+    name, loads = (APART, ("W4",)) if apart else (INT8 if precision else OURS, LOADS)
+    return Contestant(name, precision or "bf16", commit(), measure_ours, loads)
 
 
 def contestant(peer: Peer, place: Place) -> Contestant:

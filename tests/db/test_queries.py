@@ -46,6 +46,7 @@ def test_model_comes_back_as_it_was_added(database):
         "context_length": 4096,
         "endpoint_key_env": "OTHER_KEY",
         "enabled": False,
+        "precision": "int8",
     }
     with database.session() as session:
         queries.add_model(session, now=NOW, **columns)
