@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
 
@@ -19,10 +21,12 @@ from app.numbers import many
 from app.ratings import METHODS, Board
 from app.ratings.board import FEW_VOTES
 from app.ratings.categories import CATEGORIES
+from app.votes.files import guess_format
 from app.votes.formats import FORMATS
 from app.votes.formats.any_csv import DEFAULT_COLUMNS
 from db.connect import Database
 
+NO_VOTES = "No votes yet."
 SWITCHES = {
     "style": "hold style constant: length, headers, lists, bold",
     "position": "hold constant on which side a model was",
@@ -45,7 +49,7 @@ def add_parser(subparsers) -> None:
         help=f"names of a CSV file's columns (default: {','.join(DEFAULT_COLUMNS)}); the winner is left, right, tie, "
         "both_bad, or the name of a model or of its column",
     )
-    parser.add_argument("--format", choices=list(FORMATS), default="csv", help="of the FILE (default: %(default)s)")
+    parser.add_argument("--format", choices=list(FORMATS), help="of the FILE (default: told by its columns)")
     parser.add_argument("--method", choices=list(METHODS), default="bt", help="rating method (default: %(default)s)")
     parser.add_argument("--ci", choices=intervals, help="kind of 95%% intervals (default: the method's usual one)")
     parser.add_argument("--category", choices=[ALL, *CATEGORIES], default=ALL, help="which votes (default: all)")
@@ -68,7 +72,7 @@ def leaderboard_command(args: argparse.Namespace) -> int:
     selection = Selection(**{each.name: getattr(args, each.name) for each in fields(Selection)})
     sheet = _sheet_of_file(args, selection) if args.file else _sheet_of_database(args, selection)
     export = "json" if args.json else args.export
-    sys.stdout.write(EXPORTS[export].write(sheet) if export else as_text(sheet.board) + "\n")
+    sys.stdout.write(EXPORTS[export].write(sheet) if export else as_text(sheet) + "\n")
     for note in (*sheet.board.notes, *decisions(sheet.board)):
         print(note, file=sys.stderr)
     return 0
@@ -77,20 +81,32 @@ def leaderboard_command(args: argparse.Namespace) -> int:
 def _sheet_of_file(args: argparse.Namespace, selection: Selection) -> Sheet:
     if args.database_url or args.data_folder:
         raise BadInput("give a FILE, or say where the arena's votes are, not both")
-    if args.format != "csv":
+    columns = next(csv.reader([args.columns])) if args.columns else ()
+    name = args.format or _format_of(args.file, columns)
+    if name != "csv":
         if args.columns:
-            raise BadInput(f"--columns is for CSV files; {args.format} has its own")
-        return boards.sheet_from_file(args.file, args.format, selection)
-    columns = next(csv.reader([args.columns])) if args.columns else DEFAULT_COLUMNS
+            raise BadInput(f"--columns is for CSV files; {name} has its own")
+        sheet = boards.sheet_from_file(args.file, name, selection)
+        return replace(sheet, file=(str(args.file), "--format", name))
+    columns = columns or DEFAULT_COLUMNS
     if len(columns) != 3:
         raise BadInput(f"--columns takes three names, LEFT,RIGHT,WINNER, not {len(columns)}: {args.columns}")
-    return boards.sheet_from_csv(args.file, tuple(columns), selection)
+    named = ("--columns", args.columns) if args.columns else ()
+    return replace(boards.sheet_from_csv(args.file, tuple(columns), selection), file=(str(args.file), *named))
+
+
+def _format_of(file: Path, columns: Sequence[str]) -> str:
+    """By its columns; what is read only once, as a pipe, and what no format knows, is taken for CSV."""
+    with contextlib.suppress(BadInput):
+        if file.is_file():
+            return guess_format(file, columns).name
+    return "csv"
 
 
 def _sheet_of_database(args: argparse.Namespace, selection: Selection) -> Sheet:
     if args.columns:
         raise BadInput("--columns names the columns of a FILE, and none was given")
-    if args.format != "csv":
+    if args.format:
         raise BadInput("--format is that of a FILE, and none was given")
     flags = {name: value for name in ("database_url", "data_folder") if (value := getattr(args, name)) is not None}
     config = AppConfig.load(flags, file=args.config)
@@ -103,10 +119,11 @@ def _sheet_of_database(args: argparse.Namespace, selection: Selection) -> Sheet:
         database.close()
 
 
-def as_text(board: Board) -> str:
+def as_text(sheet: Sheet) -> str:
     """A table of fixed columns; below it what the board was made of."""
+    board = sheet.board
     if not board.rows:
-        return "No votes yet."
+        return f"None of the {many(sheet.all_votes, 'vote')} is left by this choice." if sheet.all_votes else NO_VOTES
     width = max(len("model"), *(len(row.model) for row in board.rows))
     head = (
         f"{'rank':>7}  {'model':<{width}}  {'rating':>7}  {'95% interval':>17}  {'votes':>7}  {'wins':>7}  {'elo':>7}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from html import escape
@@ -26,7 +27,7 @@ def as_document(sheet: Sheet) -> dict:
 
 
 def command(sheet: Sheet) -> str:
-    return " ".join(["arena leaderboard", *sheet.selection.as_flags(), "--json"])
+    return shlex.join(["arena", "leaderboard", *sheet.file, *sheet.selection.as_flags(), "--json"])
 
 
 def as_json(sheet: Sheet) -> str:

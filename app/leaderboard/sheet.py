@@ -38,6 +38,7 @@ class Sheet:
     history: tuple[tuple[datetime, dict[str, float]], ...]
     biases: tuple[Effect, ...]
     all_votes: int
+    file: tuple[str, ...] = ()  # how the command line names the file of the votes; those of the arena have none
 
 
 def make_sheet(votes: Votes, selection: Selection, *, whole: Board | None = None, input_sha256: str = "") -> Sheet:

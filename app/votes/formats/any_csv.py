@@ -17,7 +17,7 @@ import numpy as np
 
 from app.errors import BadInput
 from app.ratings import Games
-from app.votes.formats.records import BadRow, Row, VoteRecord
+from app.votes.formats.records import BadRow, Row, VoteRecord, check_length
 from app.votes.formats.rows import VotesSource
 from db.vote_kinds import VOTE_KINDS
 
@@ -196,6 +196,7 @@ def _read_row(row: list[str], places: list[int], words: dict[str, str]) -> tuple
         raise ValueError("a model has no name")
     if left == right:
         raise ValueError(f"{left!r} against itself")
+    check_length(left, right)
     meanings = {kind for word, kind in ((left, "a"), (right, "b")) if winner == word}
     if winner.lower() in words:
         meanings.add(words[winner.lower()])

@@ -160,7 +160,8 @@ def _why(error: Exception) -> str:
     """In a sentence; of a line with several faults the first."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        place = ".".join(map(str, first["loc"]))
+        return f"{place}: {first['msg']}" if place else "its vote or decision is no object"
     return f"{type(error).__name__} {error}" if not isinstance(error, ValueError) else str(error)
 
 

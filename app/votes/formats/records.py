@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+LONGEST_NAME = 200
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # any offset from UTC leaves such a time a time
 
 
@@ -87,12 +88,19 @@ def as_stored(record: VoteRecord, format_name: str) -> VoteRecord:
     )
 
 
+def check_length(*names: str) -> None:
+    """Raises ValueError for what is no name of a model but a text."""
+    if (longest := max(map(len, names))) > LONGEST_NAME:
+        raise ValueError(f"a model's name of {longest:,} characters; at most {LONGEST_NAME} are a name")
+
+
 def checked(record: VoteRecord) -> VoteRecord:
     """Raises ValueError for what no vote may be, and for what no database can hold."""
     if not record.model_a or not record.model_b:
         raise ValueError("a model has no name")
     if record.model_a == record.model_b:
         raise ValueError(f"{record.model_a!r} against itself")
+    check_length(record.model_a, record.model_b)
     texts = [text for said in record.conversation for text in (said.prompt, said.a, said.b)]
     for text in filter(None, (record.model_a, record.model_b, record.visitor, *texts)):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from app.cli import main
 from db import queries
 from db.connect import Database
+from tests.app.votes.formats.samples import SAMPLES
 from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
 
 VOTES = "left,right,winner\n" + "ant,bee,left\n" * 30 + "ant,bee,right\n" * 10 + "bee,cat,tie\n" * 30
@@ -55,6 +57,33 @@ def test_columns_are_chosen(run, tmp_path, capsys):
     (tmp_path / "other.csv").write_text('x,y,"who, then"\nant,bee,ant\nant,bee,bee\n')
     run(tmp_path / "other.csv", "--columns", 'x,y,"who, then"', "--json")
     assert json.loads(capsys.readouterr().out)["votes"] == 2
+
+
+def test_what_is_printed_says_how_anyone_gets_it_again(run, tmp_path, capsys):
+    (tmp_path / "other votes.csv").write_text("x,y,w\nant,bee,ant\nant,bee,bee\n")
+    run("other votes.csv", "--columns", "x,y,w", "--method", "elo", "--json")
+    printed = capsys.readouterr().out
+    words = shlex.split(json.loads(printed)["command"])
+    assert words[:3] == ["arena", "leaderboard", "other votes.csv"]
+    assert run(*words[2:]) == 0 and capsys.readouterr().out == printed
+
+
+def test_format_of_a_file_is_told_by_its_columns(run, tmp_path, capsys):
+    (tmp_path / "votes.jsonl").write_text(SAMPLES["lmsys_33k"])
+    run("votes.jsonl", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["votes"] == 4 and "--format lmsys_33k" in document["command"]
+
+
+def test_choice_that_leaves_nothing_is_no_board_without_votes(run, votes, capsys):
+    run(votes, "--min-votes", "1000")
+    assert capsys.readouterr().out == "None of the 70 votes is left by this choice.\n"
+
+
+def test_text_in_place_of_a_name_is_refused_with_its_line(run, tmp_path, capsys):
+    (tmp_path / "votes.csv").write_text(f"left,right,winner\n{'a' * 5000},bee,left\n")
+    assert run("votes.csv") == 1
+    assert "line 2: a model's name of 5,000 characters" in capsys.readouterr().err
 
 
 def test_without_a_file_the_votes_of_the_database_are_rated(run, empty_url, connect, capsys):
