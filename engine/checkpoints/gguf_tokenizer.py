@@ -27,19 +27,29 @@ LLAMA3_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def by_regex(split: str) -> pre_tokenizers.PreTokenizer:
+    cut = pre_tokenizers.Split(Regex(split), behavior="isolated")
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def digit_by_digit() -> pre_tokenizers.PreTokenizer:
+    cut = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
 # How text is cut before merging, by `tokenizer.ggml.pre`.
 PRE_TOKENIZERS = {
     "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    ),
-    "llama-bpe": lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    ),
+    "smollm": digit_by_digit,
+    "refact": digit_by_digit,  # granite's
+    "llama-bpe": lambda: by_regex(LLAMA3_SPLIT),
+    "smaug-bpe": lambda: by_regex(LLAMA3_SPLIT),  # smollm3's
+    "qwen2": lambda: by_regex(QWEN2_SPLIT),
 }
+NORMALIZERS = {"qwen2": normalizers.NFC}  # what is done to text before that
 
 
 def gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
@@ -70,6 +80,8 @@ def byte_level(tokens: list[str], metadata: dict[str, Any]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", ())]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    if cut in NORMALIZERS:
+        tokenizer.normalizer = NORMALIZERS[cut]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 from engine.checkpoints.gguf_convert import convert_gguf
 from engine.checkpoints.gguf_file import GGUFFile
@@ -218,6 +219,21 @@ def test_smollm_cuts_digits_apart(tmp_path):
     metadata |= {"tokenizer.ggml.merges": merges, "tokenizer.ggml.tokens": tokens}
     assert gguf_tokenizer(metadata)[0].encode("12").tokens == ["1", "2"]
     assert gguf_tokenizer(metadata | {"tokenizer.ggml.pre": "gpt-2"})[0].encode("12").tokens == ["12"]
+
+
+def test_qwen_cuts_text_as_transformers_does(tmp_path):
+    metadata = GGUFFile(write_gguf(tiny_llama(tmp_path / "original"), tmp_path / "m.gguf")).metadata
+    metadata |= {
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.token_type": [],
+        "tokenizer.ggml.merges": [*metadata["tokenizer.ggml.merges"], "1 2"],
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], "12"],
+    }
+    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    theirs, ours = Qwen2Tokenizer(vocab=vocab, merges=merges), gguf_tokenizer(metadata)[0]
+    for text in (TEXT, "the dogs' SUN'S 12345\r\n\n  a\u0301 b"):
+        assert ours.encode(text).ids == theirs.encode(text)
 
 
 REFUSED = {

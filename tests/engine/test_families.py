@@ -13,7 +13,12 @@ import kernels
 from engine.architectures import ARCHITECTURES, Runner, load_checkpoint
 from engine.architectures.architecture import Config
 from engine.architectures.fields import HARMLESS, MATHS
+from engine.config import EngineConfig
+from engine.core import Engine, ModelSpec
 from engine.errors import CheckpointError
+from engine.kv.geometry import default_page_bytes
+from engine.sequence import SamplingParams
+from tests.engine.fake_runner import PoisonedPool
 from tests.engine.families import CASES, FAMILIES, GLOBAL, LOCAL, LONGROPE, tiny_checkpoint
 from tests.kernels.decoders import Pages
 
@@ -106,6 +111,27 @@ def test_chunks_and_neighbours_change_no_bit(case, opened, checkpoint):
     pages = Pages(runner.traits, torch.float32, total=300)
     batch = pages.step([(1, TOKENS[9:40], 0), (0, TOKENS, 0), (2, [5], 0)])
     assert torch.equal(runner.forward(pages.pool, batch)[31:106], whole)
+
+
+@pytest.mark.parametrize("case", FIRST_CASES)
+def test_the_engine_answers_the_same_from_its_cache_and_beside_others(case, opened, checkpoint):
+    """Also where every layer has a window, and no block lives as long as its sequence."""
+    folder, _, expected = checkpoint(case)
+    runner = load(folder, opened("cpu"))
+    config = EngineConfig(dtype="float32", check_integrity=True, max_batch_tokens=40)
+    engine = Engine(config, runner.backend, lambda *_: runner, PoisonedPool(400, default_page_bytes(4), seed=3))
+    engine.put_model(ModelSpec("m", "held"))
+    while engine.models()[0].status == "loading":
+        engine.step()
+    for _ in range(2):
+        answers = [[], []]
+        for answer, prompt in zip(answers, (TOKENS, TOKENS[:40]), strict=True):
+            params = SamplingParams(NEW_TOKENS, 0.0, ignore_eos=True)
+            engine.submit("m", prompt, params, lambda event, answer=answer: answer.extend(event.token_ids))
+        while engine.step():
+            pass
+        assert answers[0] == expected
+    assert engine.kv()["cached_tokens_served"] >= 64
 
 
 @pytest.mark.parametrize("family", FAMILIES)
