@@ -109,16 +109,15 @@ ARENA_INLINE void score_units(const typename P::Act* q, int head_dim, const Tile
   }
 }
 
-// Apart from `soften`, so that those who cap nothing run the code that they would without.
+// Apart, so that those who cap nothing run the code that they would without.
 __attribute__((noinline)) inline void cap_scores(float* scores, int tokens, float cap_scale) {
   for (int t = 0; t < tokens; t += kLanes) store(scores + t, tanh(mul(load(scores + t), set(cap_scale))));
 }
 
 // p = 2^(scale * score - maximum) of the tokens that a row sees, 0 for the others. Returns the maximum.
 template <class P>
-float soften(float* scores, const Tile<P>& tile, int begin, int end, float scale, float cap_scale, typename P::Act* p, float* sum) {
+float soften(float* scores, const Tile<P>& tile, int begin, int end, float scale, typename P::Act* p, float* sum) {
   const int tokens = tile.units * kBlockTokens;
-  if (cap_scale) cap_scores(scores, tokens, cap_scale);
   begin -= tile.start;
   end -= tile.start;
   if (begin > 0 || end < tokens) {
@@ -180,7 +179,8 @@ void attend_strip(const Queries<P>& queries, int row, const Tile<P>& tile, const
   for (int r = 0; r < R; r++) {
     float sum[kLanes];
     const int begin = queries.begin(row + r), end = queries.end(row + r);
-    const float maximum = soften<P>(scores + r * kTile, tile, begin, end, queries.scale, queries.cap_scale, p + r * kTile, sum);
+    if (queries.cap_scale) cap_scores(scores + r * kTile, tile.units * kBlockTokens, queries.cap_scale);
+    const float maximum = soften<P>(scores + r * kTile, tile, begin, end, queries.scale, p + r * kTile, sum);
     folds[r] = Fold(state.maximum[row + r], maximum);
     state.maximum[row + r] = folds[r].maximum;
     folds[r].add_to(state.sum + (row + r) * kLanes, load(sum));

@@ -156,8 +156,10 @@ class Step {
 
   void project_head() const {
     norm_rows(in.wanted, d.final_norm, [&](int64_t row) { return in.logit_rows[row]; });
+    const bool as_they_are = t.logit_scale == 1 && !t.logit_softcap;
     multiply(w.a, d.hidden_stride, in.wanted, d.head, [&](int64_t row, int64_t panel, const float* values) {
       float* place = in.logits + row * in.logits_stride + panel * kPanel;
+      if (as_they_are) return void(std::copy_n(values, kPanel, place));
       for (int i = 0; i < kPanel; i += kLanes) {
         const vf logits = mul(load(values + i), set(t.logit_scale));
         store(place + i, t.logit_softcap ? soft_cap(logits, t.logit_softcap) : logits);
@@ -253,7 +255,7 @@ class Step {
       rotated[i] = values[i] * cos[i] - values[pairs + i] * cos[half + i];
       rotated[pairs + i] = values[pairs + i] * cos[i] + values[i] * cos[half + i];
     }
-    std::copy(values + 2 * pairs, values + dims, rotated + 2 * pairs);
+    if (2 * pairs < dims) std::copy(values + 2 * pairs, values + dims, rotated + 2 * pairs);
     if (!is_q) return write_k(layer, row, head - t.heads, rotated);
     const int kv_head = head / d.group_size, place = head % d.group_size;
     Act* q = w.q + ((kv_head * static_cast<int64_t>(in.rows) + row) * d.group_size + place) * dims;
