@@ -178,7 +178,7 @@ class Registry:
     def settled(self) -> bool:
         """Whether the engines have been asked and every enabled model is ready or has failed."""
         return bool(self._rows) and all(
-            self._status(row).status in ("ready", "failed") for row in self._rows if row.enabled
+            self._status(row).status in ("ready", "failed", "sleeping") for row in self._rows if row.enabled
         )
 
     def loading(self) -> list[ModelView]:

@@ -41,6 +41,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     InvalidParameter,
+    ModelAsleep,
     ModelNotFound,
     ModelNotReady,
     QueueFull,
@@ -424,7 +425,8 @@ class Engine:
     def _add(self, request: Request) -> None:
         model = self._models.get(request.model.spec.name)
         if model is None or model.checkpoint is not request.model.checkpoint:
-            return self._turn_away(request, "error", f"the model {request.model.spec.name} was removed")
+            why = "was put to sleep" if model and model.status == "sleeping" else "was removed"
+            return self._turn_away(request, "error", f"the model {request.model.spec.name} {why}")
         request.model = model  # which may have replaced the one that was asked
         if request.params.max_tokens == 0 and not request.params.prompt_logprobs:
             return self._turn_away(request, "length")
@@ -451,22 +453,49 @@ class Engine:
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
-            model = self._models[spec.name] = Model(spec, self._checkpoint(spec))
-            model.checkpoint.users.append(model)
-            if old:
-                self._post(partial(self._retire, old, successor=model))
-            if model.checkpoint.runner:
-                self._post(partial(self._prepare, model))
-            return model.describe()
+            return self._enter(spec).describe()
+
+    def _enter(self, spec: ModelSpec) -> Model:
+        """Has a model of this spec made ready, in the place of the one of its name. Under `_lock`."""
+        old = self._models.get(spec.name)
+        model = self._models[spec.name] = Model(spec, self._checkpoint(spec))
+        model.checkpoint.users.append(model)
+        if old:
+            self._post(partial(self._retire, old, successor=model))
+        if model.checkpoint.runner:
+            self._post(partial(self._prepare, model))
+        return model
 
     def delete_model(self, name: str) -> None:
         """Its requests end with an error; its pages are free before the next question is answered. Raises
         ModelNotFound, EngineDead."""
         with self._lock:
-            self._require_alive()
-            if name not in self._models:
-                raise ModelNotFound(name)
-            self._post(partial(self._retire, self._models.pop(name)))
+            self._post(partial(self._retire, self._named(name)))
+            del self._models[name]
+
+    def sleep_model(self, name: str) -> ModelStatus:
+        """As `delete_model`, but the model keeps its name: a request is refused until `wake_model`, for it would take
+        the memory back that was wanted for something else. Its weights go with the last one awake that shares them.
+        Raises ModelNotFound, EngineDead."""
+        with self._lock:
+            model = self._named(name)
+            if model.status != "sleeping":
+                self._models[name] = model.asleep()
+                self._post(partial(self._retire, model, why="was put to sleep"))
+            return self._models[name].describe()
+
+    def wake_model(self, name: str) -> ModelStatus:
+        """Has a sleeping model loaded again, and its system prompt computed and pinned; nothing, where it is awake.
+        Raises ModelNotFound, EngineDead."""
+        with self._lock:
+            model = self._named(name)
+            return self._enter(model.spec).describe() if model.status == "sleeping" else model.describe()
+
+    def _named(self, name: str) -> Model:
+        self._require_alive()
+        if name not in self._models:
+            raise ModelNotFound(name)
+        return self._models[name]
 
     def models(self) -> list[ModelStatus]:
         with self._lock:
@@ -480,10 +509,9 @@ class Engine:
 
     def _ready(self, name: str) -> Model:
         with self._lock:
-            self._require_alive()
-            if name not in self._models:
-                raise ModelNotFound(name)
-            model = self._models[name]
+            model = self._named(name)
+        if model.status == "sleeping":
+            raise ModelAsleep(name)
         if model.status != "ready":
             raise ModelNotReady(
                 f"{name} failed to load: {model.reason}" if model.reason else f"{name} is still loading"
@@ -590,13 +618,15 @@ class Engine:
         log.warning("%s is not served: %s", model.spec.name, why)
         model.status, model.reason, model.prefilling = "failed", why, None
 
-    def _retire(self, model: Model, successor: Model | None = None) -> None:
-        """Ends what a model removed or replaced has in the engine; its checkpoint goes with its last user."""
+    def _retire(self, model: Model, successor: Model | None = None, why: str = "was removed") -> None:
+        """Ends what a model that is gone or replaced has in the engine; its checkpoint goes with its last user."""
         for request in [each for each in self._requests.values() if each.model is model]:
             if successor and successor.checkpoint is model.checkpoint:
                 request.model = successor
             else:
-                self._end(request, "error", f"the model {model.spec.name} was removed")
+                self._end(request, "error", f"the model {model.spec.name} {why}")
+        if not successor:
+            self.scheduler.shares.set(model.spec.name, 0)
         if model.prefilling:
             self.scheduler.remove(model.prefilling)
             model.prefilling = None

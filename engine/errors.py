@@ -13,6 +13,7 @@
     ├── CheckpointError              422  a source that cannot be fetched, read or run here, and why
     ├── QueueFull                    429  as many requests wait as the config allows
     ├── ModelNotReady                503  still loading, or failed to load
+    │   └── ModelAsleep                   until somebody wakes it; not worth a retry
     ├── EngineDead                   503  the engine thread has ended, and by what
     └── ConfigError                       a setting that is unknown or wrong; ends the start, never reaches HTTP
 
@@ -125,6 +126,14 @@ class ModelNotReady(EngineError):
     status = 503
     type = "service_unavailable_error"
     code = "model_not_ready"
+
+
+class ModelAsleep(ModelNotReady):
+    code = "model_asleep"
+    worth_a_retry = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} sleeps: its weights and pages were given back until POST /models/{name}/wake")
 
 
 class EngineDead(EngineError):

@@ -41,7 +41,7 @@ class ModelSpec:
 @dataclass(frozen=True)
 class ModelStatus:
     name: str
-    status: str  # "loading", "ready" or "failed"
+    status: str  # "loading", "ready", "failed" or "sleeping"
     reason: str | None  # why it failed
     done: int  # of `total`, in `unit`: how far the loading is
     total: int
@@ -80,6 +80,13 @@ class Model:
     prefilling: Sequence | None = None  # the prefix on its way into the pool
     pin: BlockTable | None = None  # the prefix in the pool
     chat_format: str | None = None
+
+    def asleep(self) -> Model:
+        """What stays of it while it sleeps: nothing of the checkpoint, which others may go on to use."""
+        known = {"context_length": self.context_length, "chat_format": self.chat_format}
+        asleep = Model(self.spec, Checkpoint(self.spec.source), status="sleeping", **known)
+        asleep.checkpoint.users.append(asleep)
+        return asleep
 
     def describe(self) -> ModelStatus:
         runner = self.checkpoint.runner

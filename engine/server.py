@@ -299,6 +299,8 @@ class EngineServer:
             ("GET", "/models", self.list_models),
             ("PUT", "/models/{name:path}", self.put_model),
             ("DELETE", "/models/{name:path}", self.delete_model),
+            ("POST", "/models/{name:path}/sleep", self.sleep_model),
+            ("POST", "/models/{name:path}/wake", self.wake_model),
             ("GET", "/health", self.health),
             ("GET", "/load", self.load),
             ("GET", "/metrics", self.show_metrics),
@@ -408,9 +410,15 @@ class EngineServer:
             chat_template=body.chat_template,
             context_length=body.context_length,
             precision=body.precision,
+            kv_share=body.kv_share,
         )
-        status = await asyncio.to_thread(self.engine.put_model, spec)
-        return json_response(asdict(status), HTTPStatus.ACCEPTED if status.status == "loading" else HTTPStatus.OK)
+        return model_response(await asyncio.to_thread(self.engine.put_model, spec))
+
+    async def sleep_model(self, name: str) -> Response:
+        return model_response(await asyncio.to_thread(self.engine.sleep_model, name))
+
+    async def wake_model(self, name: str) -> Response:
+        return model_response(await asyncio.to_thread(self.engine.wake_model, name))
 
     async def delete_model(self, name: str) -> Response:
         await asyncio.to_thread(self.engine.delete_model, name)
@@ -495,6 +503,10 @@ def params_for(
 
 def json_response(content: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def model_response(status: ModelStatus) -> Response:
+    return json_response(asdict(status), HTTPStatus.ACCEPTED if status.status == "loading" else HTTPStatus.OK)
 
 
 def error_response(error: EngineError) -> Response:

@@ -18,6 +18,7 @@ from engine.errors import (
     ContextTooLong,
     EngineDead,
     InvalidParameter,
+    ModelAsleep,
     ModelNotFound,
     ModelNotReady,
     QueueFull,
@@ -524,6 +525,74 @@ def test_a_request_for_a_model_deleted_before_it_arrived_is_told():
     answer = rig.ask("a", words(10))
     rig.drain()
     assert answer.reason == "error"
+
+
+# Sleep
+
+
+def test_a_sleeping_model_holds_no_page_and_no_weights_and_wakes_as_it_was():
+    rig, loads = rig_of(), []
+    rig.engine._load_checkpoint = lambda source, progress: loads.append(source) or FakeRunner(FULL, source)
+    rig.put("s", "x", SYSTEM_PROMPT)
+    pinned, before = rig.memory.pinned_pages, rig.generate("s", words(40), max_tokens=20)
+    weights = weakref.ref(rig.engine.runner_of("s")[0])
+    del before.runner
+    assert rig.engine.sleep_model("s").status == "sleeping"
+    rig.drain()
+    gc.collect()
+    assert (rig.memory.used_pages(), rig.memory.blocks.cached_pages, weights()) == (0, 0, None)
+    assert rig.engine.kv()["models"]["s"]["status"] == "sleeping" and "x" not in rig.engine.kv()["checkpoints"]
+    with pytest.raises(ModelAsleep, match="POST /models/s/wake"):
+        rig.ask("s", words(40))
+    rig.engine.wake_model("s")
+    rig.until(lambda: rig.status("s") == "ready")
+    assert rig.memory.pinned_pages == pinned and loads == ["x", "x"]
+    assert rig.generate("s", words(40), max_tokens=20).token_ids == before.token_ids
+
+
+def test_shared_weights_stay_until_the_last_model_that_is_awake_sleeps():
+    rig = rig_of()
+    rig.put("twin", "a", SYSTEM_PROMPT)
+    rig.engine.sleep_model("twin")
+    assert rig.generate("a", words(20)).reason == "length"
+    assert rig.memory.pinned_pages == 0 and "a" in rig.engine.kv()["checkpoints"]
+    rig.engine.sleep_model("a")
+    rig.drain()
+    assert rig.engine.kv()["checkpoints"] == {}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_requests_of_a_model_that_is_put_to_sleep_end_and_say_why(steps):
+    rig = rig_of(names="ab", max_sequences=2)
+    answers = [rig.ask("a", words(40, seed), 30) for seed in range(3)]
+    for _ in range(steps):
+        rig.engine.step()
+    rig.engine.sleep_model("a")
+    other = rig.generate("b", words(20))
+    assert [(answer.reason, answer.last.error) for answer in answers] == [("error", "the model a was put to sleep")] * 3
+    assert other.token_ids == other.expected()
+
+
+def test_a_model_can_sleep_while_it_loads_and_be_removed_while_it_sleeps():
+    rig = rig_of()
+    rig.checkpoints["x"] = FakeRunner(FULL, "x")
+    rig.engine.put_model(ModelSpec("s", "x", SYSTEM_PROMPT))
+    rig.engine.sleep_model("s")
+    rig.put("a")
+    rig.drain()
+    assert (rig.status("s"), rig.memory.pinned_pages, list(rig.engine.kv()["checkpoints"])) == ("sleeping", 0, ["a"])
+    rig.engine.delete_model("s")
+    rig.drain()
+    assert [status.name for status in rig.engine.models()] == ["a"]
+
+
+def test_the_same_spec_again_wakes_nobody_and_another_one_does():
+    rig = rig_of()
+    rig.engine.sleep_model("a")
+    rig.put("a")
+    assert rig.status("a") == "sleeping"
+    rig.put("a", system_prompt=SYSTEM_PROMPT)
+    assert rig.status("a") == "ready"
 
 
 def test_pages_of_an_unloaded_checkpoint_serve_another():

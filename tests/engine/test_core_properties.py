@@ -109,6 +109,11 @@ class EngineUnderFire(RuleBasedStateMachine):
         elif name in [status.name for status in self.rig.engine.models()]:
             self.rig.engine.delete_model(name)
 
+    @rule(name=st.sampled_from(list(MODELS)), sleeps=st.booleans(), indeed=st.integers(0, 1))
+    def sleep_or_wake(self, name, sleeps, indeed):
+        if indeed and name in [status.name for status in self.rig.engine.models()]:
+            (self.rig.engine.sleep_model if sleeps else self.rig.engine.wake_model)(name)
+
     @invariant()
     def books_add_up(self):
         if hasattr(self, "rig"):
@@ -125,7 +130,8 @@ class EngineUnderFire(RuleBasedStateMachine):
             expected = answer.expected()
             assert answer.reason is not None, "a request was forgotten"
             if answer.reason == "error":
-                assert "was removed" in answer.last.error or "beside the pinned" in answer.last.error
+                words = ("was removed", "was put to sleep", "beside the pinned")
+                assert any(each in answer.last.error for each in words), answer.last.error
             if answer.reason == "length":
                 assert answer.token_ids == expected
             else:

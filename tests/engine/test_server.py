@@ -341,6 +341,7 @@ def locked():
         ("GET", "/models", "boss-key", 200),
         ("PUT", "/models/x", "user-key", 401),
         ("DELETE", "/models/m", "user-key", 401),
+        ("POST", "/models/m/sleep", "user-key", 401),
         ("GET", "/health", None, 200),
     ],
 )
@@ -449,3 +450,22 @@ def test_model_replaced_while_a_prompt_is_tokenised_is_not_asked_with_the_tokens
 
     with pytest.raises(ModelNotReady, match="was replaced"):
         asyncio.run(ask())
+
+
+def test_model_sleeps_and_wakes_over_http(own):
+    body = TinyModel("drowsy/one", family="gemma3", seed=4, system_prompt=ASSISTANT)
+    own.put(body)
+    said = answer(own.url, body.name).json()["choices"][0]["message"]
+    asleep = httpx.post(own.url + f"/models/{body.name}/sleep")
+    assert (asleep.status_code, asleep.json()["status"]) == (200, "sleeping")
+    refused = answer(own.url, body.name)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_asleep")
+    assert refused.headers["x-should-retry"] == "false"
+    assert body.source not in own.kv()["checkpoints"] and own.kv()["models"][body.name]["pages_pinned"] == 0
+    assert httpx.get(own.url + "/health").json()["models"][body.name] == "sleeping"
+    assert httpx.post(own.url + f"/models/{body.name}/wake").status_code == 202
+    status(own.url, body.name, until="ready")
+    assert answer(own.url, body.name).json()["choices"][0]["message"] == said
+    assert httpx.post(own.url + f"/models/{body.name}/wake").status_code == 200
+    assert httpx.post(own.url + "/models/nobody/sleep").status_code == 404
+    httpx.delete(own.url + f"/models/{body.name}")
