@@ -444,12 +444,13 @@ class Engine:
     def put_model(self, spec: ModelSpec) -> ModelStatus:
         """Registers a model and has its checkpoint loaded. The same spec again changes nothing (a failed one is tried
         again); another one under the same name replaces it, and its requests go on where the checkpoint stays. Raises
-        EngineDead, and CheckpointError for what is known at once not to work."""
+        EngineDead, and CheckpointError or InvalidParameter for what is known at once not to work."""
         with self._lock:
             self._require_alive()
             known = self._checkpoints.get(spec.weights)
             if known and known.runner:
                 check_context_length(spec, known.runner)
+            check_share(spec, [model.spec for model in self._models.values()])
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
                 return old.describe()
@@ -568,6 +569,7 @@ class Engine:
         """Has the system prompt of a model computed, then pinned; with nothing to pin the model is ready at once."""
         if self._models.get(model.spec.name) is not model:
             return
+        self.scheduler.shares.set(model.spec.name, model.spec.kv_share)
         try:
             prefix = self._settle(model)
         except EngineError as error:
@@ -671,6 +673,14 @@ def check_context_length(spec: ModelSpec, runner: Runner) -> None:
             f"context_length is {spec.context_length:,} tokens; {spec.source} allows {runner.context_length:,}",
             param="context_length",
         )
+
+
+def check_share(spec: ModelSpec, others: list[ModelSpec]) -> None:
+    """Raises InvalidParameter where models would count on more than there is."""
+    taken = sum(other.kv_share for other in others if other.name != spec.name)
+    if taken + spec.kv_share > 1 + 1e-9:
+        words = f"kv_share is {spec.kv_share:g}; other models count on {taken:g} of the pool, so at most {1 - taken:g}"
+        raise InvalidParameter("kv_share", f"{words} is left")
 
 
 def load_from_source(

@@ -49,7 +49,10 @@ def kv(
             "pinned": memory.pinned_pages,
         },
         "page_bytes": memory.pool.page_bytes,
-        "models": {name: model_kv(model, requests.values()) for name, model in list(models.items())},
+        "models": {
+            name: {**model_kv(model, requests.values()), "pages_counted_on": scheduler.shares.pages(name)}
+            for name, model in list(models.items())
+        },
         "checkpoints": {checkpoint.name: checkpoint_kv(space) for space, checkpoint in loaded.items()},
         "shared_blocks": blocks.shared,
         "cached_tokens_served": memory.cached_tokens_served,

@@ -98,6 +98,10 @@ class Line:
         if not queue:
             del self._queues[sequence.priority, sequence.client]
 
+    def heads(self) -> list[Sequence]:
+        """The first of each client and priority."""
+        return [queue[0] for queue in self._queues.values()]
+
     def first(self, running: Iterable[Sequence]) -> Sequence:
         """Who is next; somebody must wait. Counts as they are charged.
 

@@ -27,6 +27,7 @@ class ModelSpec:
     chat_template: str | None = None  # a name in CHAT_FORMATS; None: the checkpoint's own
     context_length: int | None = None  # tokens; None: the checkpoint's own
     precision: str | None = None  # of the weights, one of config's PRECISIONS; None: the engine's dtype
+    kv_share: float = 0.0  # of the pool, that it may count on; what it does not use is lent
 
     @property
     def weights(self) -> str:
@@ -84,7 +85,7 @@ class Model:
     def asleep(self) -> Model:
         """What stays of it while it sleeps: nothing of the checkpoint, which others may go on to use."""
         known = {"context_length": self.context_length, "chat_format": self.chat_format}
-        asleep = Model(self.spec, Checkpoint(self.spec.source), status="sleeping", **known)
+        asleep = Model(self.spec, Checkpoint(self.spec.weights), status="sleeping", **known)
         asleep.checkpoint.users.append(asleep)
         return asleep
 

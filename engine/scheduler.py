@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 from engine.kv.manager import CheckpointKV, KVManager
 from engine.line import Line
 from engine.sequence import Sequence, State
+from engine.shares import Shares
 
 SCORED_COST = 8  # of the budget, for a prompt token whose logits are wanted: a row as long as the vocabulary each
 
@@ -45,6 +46,7 @@ class Scheduler:
     ) -> None:
         self.kv = kv
         self.waiting = Line()
+        self.shares = Shares(kv)
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.max_sequences = min(max_sequences, max_batch_tokens)  # each takes at least one token of a step
@@ -77,9 +79,10 @@ class Scheduler:
                 if len(self.running) > self.max_sequences:
                     self._preempt(self.running[-1])
                 return
-            if self.running[-1] is sequence:
+            victim = self.shares.makes_room(sequence, self.running)
+            if victim is sequence:
                 break
-            self._preempt(self.running[-1])
+            self._preempt(victim)
         self.waiting.appendleft(child)
 
     def go_on(self, sequence: Sequence) -> None:
@@ -112,11 +115,12 @@ class Scheduler:
     def _admit(self) -> None:
         if self.waiting and self.waiting.several:
             self.waiting.charge(self.running)
+        if self.shares:
+            self._admit_owed()
         while self.waiting:
             busy = [each for each in self.running if not each.waits_for_others]
             sequence = self.waiting.first(busy)
             if len(self.running) < self.max_sequences and self.kv.admit(sequence, alone=not busy):
-                self.waiting.remove(sequence)
                 self._run(sequence)
             elif victim := self._who_yields(sequence):
                 self._preempt(victim)
@@ -126,8 +130,26 @@ class Scheduler:
                 self.remove(sequence)
                 self._unservable.append(sequence)
 
+    def _admit_owed(self) -> None:
+        """Lets those begin whose models count on the pages that they need, and takes these back from who borrowed."""
+        seen: set[Sequence] = set()
+        while len(self.running) < self.max_sequences:
+            owed = [each for each in self.shares.owed(self.waiting.heads(), self.running) if each not in seen]
+            if not owed:
+                return
+            sequence = min(owed, key=self.waiting.rank)
+            seen.add(sequence)
+            while not (fits := self.kv.admit(sequence, alone=False)):
+                if (debtor := self.shares.debtor(sequence, self.running)) is None:
+                    break
+                self._preempt(debtor)
+                seen.add(debtor)
+            if fits:
+                self._run(sequence)
+
     def _run(self, sequence: Sequence) -> None:
-        """Puts it behind all of its priority."""
+        """Puts one that waited behind all of its priority."""
+        self.waiting.remove(sequence)
         place = bisect_right(self.running, sequence.priority, key=lambda each: each.priority)
         self.running.insert(place, sequence)
         sequence.state = State.RUNNING
@@ -135,8 +157,8 @@ class Scheduler:
     def _who_yields(self, sequence: Sequence) -> Sequence | None:
         """Who is preempted for one that waits: the last of less priority; a beam of its search that waits for it, or of
         any where all that run wait for others; else, where nothing runs of its model, or of its user, a beam that waits
-        for others, or the newest of the model, or user, of which most runs. Nobody for whom that would be the only one.
-        """
+        for others, or the newest of the model, or user, of which most runs. Nobody for whom that would be the only one,
+        and for want of pages nobody of another model that is within its share."""
         if self.running and self.running[-1].priority > sequence.priority:
             return self.running[-1]
         idle = [each for each in self.running if each.waits_for_others]
@@ -146,7 +168,9 @@ class Scheduler:
             return idle[-1] if idle else None
         if not self.waiting.several:
             return None
-        equals = [each for each in self.running if each.priority == sequence.priority and not each.waits_for_others]
+        lacks_pages = len(self.running) < self.max_sequences
+        running = self.shares.unprotected(sequence, self.running) if lacks_pages and self.shares else self.running
+        equals = [each for each in running if each.priority == sequence.priority and not each.waits_for_others]
         if any(each.client[0] == sequence.client[0] for each in equals):  # then the places of the model are shared
             equals = [each for each in equals if each.client[0] == sequence.client[0]]
             names = [each.client[1] for each in equals]
@@ -205,9 +229,9 @@ class Scheduler:
         return sorted(sequences, key=self.waiting.rank)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Preempts from the newest on until the blocks are there; False where `sequence` itself had to go."""
+        """Preempts until the blocks are there; False where `sequence` itself had to go."""
         while not self.kv.grow(sequence, count):
-            victim = self.running[-1]
+            victim = self.shares.makes_room(sequence, self.running)
             self._preempt(victim)
             if victim is sequence:
                 return False

@@ -339,12 +339,27 @@ class DetokenizeRequest(Schema):
 class ModelRequest(Schema):
     """The body of PUT /models/{name}."""
 
-    source: str = Field(min_length=1, max_length=4096)
-    system_prompt: str = ""
-    sampling: Sampling = Field(default_factory=Sampling)
-    chat_template: str | None = Field(None, max_length=200)
-    context_length: int | None = Field(None, ge=16)
-    precision: Literal[PRECISIONS] | None = None
+    source: str = Field(
+        min_length=1, max_length=4096, description="pypi:name, hf:org/name[@revision] or path:/folder/or/file.gguf."
+    )
+    system_prompt: str = Field("", description="What every chat without one of its own begins with; kept in the pool.")
+    sampling: Sampling = Field(default_factory=Sampling, description="Defaults for what a request does not say.")
+    chat_template: str | None = Field(
+        None, max_length=200, description="A named chat format; the checkpoint's own if not said."
+    )
+    context_length: int | None = Field(
+        None, ge=16, description="Most tokens of prompt and answer together; the checkpoint's own if not said."
+    )
+    precision: Literal[PRECISIONS] | None = Field(
+        None, description="Of the weights; what the engine's dtype says if not said."
+    )
+    kv_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the pool that it may count on. What it does not use is lent to other models, and taken "
+        "back when it asks: from the cache first, then from the model that is furthest over its own share.",
+    )
 
 
 def explained(error: dict[str, Any]) -> BadRequest:

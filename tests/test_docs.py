@@ -12,6 +12,7 @@ import pytest
 from app.cli import build_parser
 from app.config import AppConfig
 from engine.config import EngineConfig
+from engine.schema import ModelRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -33,6 +34,20 @@ def settings_table(config: type, prefix: str) -> str:
 def test_settings_page_has_every_setting_as_the_code_has_it(config, prefix):
     """To mend it: python -m tests.test_docs"""
     assert settings_table(config, prefix) in SETTINGS.read_text(encoding="utf-8")
+
+
+def model_table() -> str:
+    """What can be said of a model where it is registered with an engine."""
+    lines = ["| field | default | |", "|---|---|---|"]
+    for name, field in ModelRequest.model_fields.items():
+        default = f"`{field.default}`" if isinstance(field.default, float) else ""
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
+def test_settings_page_has_every_field_of_a_model_as_the_code_has_it():
+    """To mend it: python -m tests.test_docs"""
+    assert model_table() in SETTINGS.read_text(encoding="utf-8")
 
 
 def test_readme_names_every_make_target_it_promises():
@@ -76,7 +91,8 @@ def write_settings_page() -> None:
         "Read once at start: defaults < a TOML file (`arena --config FILE`, or `ARENA_CONFIG`) < environment < flags. "
         "A key that is unknown refuses to start and is named.\n\n"
         f"## Website: table `[web]`\n\n{settings_table(AppConfig, 'ARENA_')}\n\n"
-        f"## Engine: table `[engine]`\n\n{settings_table(EngineConfig, 'ARENA_ENGINE_')}\n",
+        f"## Engine: table `[engine]`\n\n{settings_table(EngineConfig, 'ARENA_ENGINE_')}\n\n"
+        f"## A model: body of the engine's `PUT /models/{{name}}`\n\n{model_table()}\n",
         encoding="utf-8",
     )
 

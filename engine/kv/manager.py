@@ -52,7 +52,7 @@ class BlockTable:
     (int32 [block, page_in_block], longer than needed).
     """
 
-    __slots__ = ("block_tokens", "blocks", "capacity", "first", "pages", "promised", "published", "space")
+    __slots__ = ("block_tokens", "blocks", "capacity", "first", "found", "pages", "promised", "published", "space")
 
     def __init__(self, space: CheckpointKV, blocks: list[list[Block | None]], room: int, promised: int) -> None:
         self.space = space
@@ -62,6 +62,7 @@ class BlockTable:
         self.published = len(blocks[0])  # blocks, from the start, that are full and published
         self.first = [sum(block is None for block in column) for column in blocks]  # per group the first one held
         self.promised = promised  # pages that it may still count on to finish its prompt
+        self.found = 0  # pages of blocks that others held already
         self.pages = [np.full((room, group.pages_per_block), -1, np.int32) for group in space.groups]
         for pages, column in zip(self.pages, blocks, strict=True):
             for index, block in enumerate(column):
@@ -84,6 +85,14 @@ class BlockTable:
     def held(self) -> list[Block]:
         """Every reference this table counts for."""
         return present(self.blocks)
+
+    @property
+    def own_pages(self) -> int:
+        """Pages it holds beside those that others held already."""
+        columns = zip(self.blocks, self.first, self.space.groups, strict=True)
+        return max(
+            0, sum((len(column) - first) * group.pages_per_block for column, first, group in columns) - self.found
+        )
 
 
 class KVManager:
@@ -156,6 +165,11 @@ class KVManager:
         """Whether `admit` would say yes beside those that run; takes nothing."""
         return self._plan(sequence, alone=False)[2]
 
+    def needs(self, sequence: Sequence) -> int:
+        """Pages that it would hold of its own if it was admitted and took all it is promised."""
+        blocks, missing, _ = self._plan(sequence, alone=False)
+        return missing + pages_at_rest(blocks)
+
     def rematch(self, sequence: Sequence) -> None:
         """Lets a sequence that prefills skip what others have published since it was admitted."""
         cache = sequence.space.cache
@@ -165,6 +179,7 @@ class KVManager:
             blocks = cache.held(sequence, hit)
             self._take(sequence, blocks, self._pages_to_finish(sequence, blocks))
             self._release_table(old)
+            sequence.table.found = sum(b.group.pages_per_block for b in present(blocks) if b.references > 1)
             self._count_served(sequence, computed, sequence.computed)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
@@ -309,17 +324,17 @@ class KVManager:
         cache = sequence.space.cache
         blocks = cache.held(sequence, 0 if sequence.scored else cache.match(sequence))
         missing = self._pages_to_finish(sequence, blocks)
-        revived = sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
         spare = 0 if alone else self.promised_pages + self._watermark_pages
-        return blocks, missing, missing + revived + spare <= self.blocks.available_pages
+        return blocks, missing, missing + pages_at_rest(blocks) + spare <= self.blocks.available_pages
 
     def _take(self, sequence: Sequence, blocks: list[list[Block | None]], promised: int) -> None:
         """Gives the sequence a table of these cached blocks."""
-        for block in present(blocks):
-            self.blocks.retain(block)
         table = BlockTable(
             sequence.space, blocks, blocks_of(sequence.length, sequence.space.block_tokens) + 2, promised
         )
+        table.found = sum(block.group.pages_per_block for block in present(blocks) if block.references)
+        for block in present(blocks):
+            self.blocks.retain(block)
         self.promised_pages += promised
         self.tables[sequence] = sequence.table = table
         sequence.computed = table.capacity
@@ -363,6 +378,11 @@ class KVManager:
 
 def present(blocks: list[list[Block | None]]) -> list[Block]:
     return [block for column in blocks for block in column if block is not None]
+
+
+def pages_at_rest(blocks: list[list[Block | None]]) -> int:
+    """Pages of those that nobody holds now."""
+    return sum(block.group.pages_per_block for block in present(blocks) if block.references == 0)
 
 
 def pages_of(tables: Iterable[BlockTable]) -> int:

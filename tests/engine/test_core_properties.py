@@ -99,13 +99,14 @@ class EngineUnderFire(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(list(MODELS)),
         system_prompt=st.sampled_from((None, *SYSTEM_PROMPTS)),
+        share=st.sampled_from([0.0, 0.3]),
         indeed=st.integers(0, 3),
     )
-    def load_or_unload(self, name, system_prompt, indeed):
+    def load_or_unload(self, name, system_prompt, share, indeed):
         if indeed < 3:  # seldom enough that most requests come to their end
             self.rig.engine.step()
         elif system_prompt is not None:
-            self.rig.put(name, MODELS[name], system_prompt, wait=False)
+            self.rig.put(name, MODELS[name], system_prompt, wait=False, kv_share=share)
         elif name in [status.name for status in self.rig.engine.models()]:
             self.rig.engine.delete_model(name)
 
