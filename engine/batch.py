@@ -12,12 +12,12 @@ from kernels.spec import BLOCK_TOKENS, StepBatch
 
 def wants_token(sequence: Sequence, count: int) -> bool:
     """Whether computing `count` tokens reaches the last one, and another may follow it."""
-    return sequence.uncomputed == count and sequence.length < sequence.limit
+    return sequence.uncomputed + sequence.drafted == count and sequence.length < sequence.limit
 
 
 def build_batch(step: Step) -> StepBatch:
-    """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token, and one for
-    each token of those that are scored."""
+    """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token and for each
+    of its guesses, and one for each token of those that are scored."""
     sequences = step.sequences
     counts = np.array(step.counts, np.int32)
     starts = np.zeros(len(counts) + 1, np.int32)
@@ -38,10 +38,10 @@ def build_batch(step: Step) -> StepBatch:
 
 def logit_rows(step: Step, starts: np.ndarray, wanted: list[bool]) -> np.ndarray:
     """int32 [wanted]. starts: the first row of each sequence, and the end."""
-    if not any(sequence.scored for sequence in step.sequences):
+    if not any(sequence.scored or sequence.drafted for sequence in step.sequences):
         return starts[1:][wanted] - 1
     spans = zip(step.sequences, starts[:-1], starts[1:], wanted, strict=True)
-    rows = [range(first if each.scored else last - wants, last) for each, first, last, wants in spans]
+    rows = [range(first if each.scored or each.drafted else last - wants, last) for each, first, last, wants in spans]
     return np.concatenate(rows).astype(np.int32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -73,6 +74,12 @@ class Choice:
         if reason and self._stream.stopped is None:
             scores += self._scores.flush()
         return self._event(text, (token,), reason, scores=scores)
+
+    def rows_ahead(self, guesses: list[int]) -> list[SamplingRow]:
+        """What the sampler is to read after none, one ... all of these tokens, if they are what it draws."""
+        texts = [[*self.row.output_ids, *guesses[:right]] for right in range(len(guesses) + 1)]
+        banned = [self.row.banned if len(text) < self.params.min_tokens else () for text in texts]
+        return [replace(self.row, output_ids=text, banned=ends) for text, ends in zip(texts, banned, strict=True)]
 
     def end(self, reason: str, error: str | None = None) -> GenerationEvent:
         """The last event where no token ended it. Text held back is let go."""

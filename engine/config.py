@@ -66,6 +66,19 @@ class EngineConfig:
     )
     max_sequences: int = setting(64, "Most sequences in one step.", unit="sequences", least=1)
     max_waiting: int = setting(1024, "Most requests that wait; one more is answered 429.", unit="requests", least=1)
+    speculative_tokens: int = setting(
+        0,
+        "Most tokens of an answer that are guessed from the text before (prompt lookup) and checked in one step; "
+        "answers stay what they are without. 0: none.",
+        unit="tokens",
+        least=0,
+    )
+    speculative_sequences: int = setting(
+        4,
+        "Most sequences in a step of which tokens are guessed: with more, guesses cost more.",
+        unit="sequences",
+        least=1,
+    )
     stall_seconds: int = setting(
         300, "How long a running request may make no progress before it is failed and logged.", unit="seconds", least=1
     )

@@ -33,6 +33,7 @@ from engine.beam import Beam, BeamSearch
 from engine.checkpoints import fetch
 from engine.choice import Choice
 from engine.config import EngineConfig
+from engine.drafts import Drafter
 from engine.drawing import Draw, draw
 from engine.errors import (
     BadRequest,
@@ -102,6 +103,8 @@ class Engine:
             max_sequences=config.max_sequences,
             max_batch_tokens=config.max_batch_tokens,
             prefill_tokens_beside_decodes=config.prefill_tokens_beside_decodes,
+            speculative_tokens=config.speculative_tokens,
+            speculative_sequences=config.speculative_sequences,
         )
         self.counts = figures.Counts()
         self._draw_kernel = getattr(backend, "draw", drawing.draw)
@@ -212,7 +215,7 @@ class Engine:
             self._end(request, "error", why)
 
     def _compute(self, step: Step) -> None:
-        checkpoint = self._loaded[step.space]
+        checkpoint, guessed = self._loaded[step.space], [sequence.drafted for sequence in step.sequences]
         try:
             logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
             draws = draw(step, logits, self._draw_kernel)
@@ -225,9 +228,11 @@ class Engine:
             if each.token is None and not each.choice.finished:
                 sequence = each.choice.sequence or each.choice.request.sequence
                 self._fail(sequence, "the checkpoint gave logits that are not numbers")
-        for sequence, count in zip(step.sequences, step.counts, strict=True):
+        for sequence, count, guesses in zip(step.sequences, step.counts, guessed, strict=True):
             if sequence.table is not None:
-                self.memory.commit(sequence, count)
+                self.memory.commit(sequence, count - guesses + sequence.drafted)
+                if guesses:
+                    self._checked(sequence, guesses)
                 self.counts.computed_tokens += count
                 if sequence.uncomputed == 0 and sequence.length == sequence.limit:
                     self._prompt_computed(sequence)
@@ -239,6 +244,13 @@ class Engine:
                 self._search_on(each.choice.search)
             elif not each.choice.finished:
                 self._accept(each)
+
+    def _checked(self, sequence: Sequence, guesses: int) -> None:
+        """Of so many guesses `drafted` were right: gives back what the others took."""
+        self.memory.give_back(sequence)
+        sequence.drafter.learn(guesses, sequence.drafted, sequence.computed)
+        self.counts.drafted_tokens += guesses
+        self.counts.accepted_tokens += sequence.drafted
 
     def _fork(self, first: Choice) -> None:
         """Lets the other choices of a request begin where the first has computed the prompt."""
@@ -433,6 +445,8 @@ class Engine:
         self._requests[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request)
+        if self.config.speculative_tokens and not request.terms.beam and not request.terms.grammar:
+            request.sequence.drafter = Drafter(self.config.speculative_tokens)
         self.scheduler.add(request.sequence)
 
     def _abort(self, request_id: str) -> None:

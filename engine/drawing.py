@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from engine.choice import Choice
 from engine.logprobs import Score, scores_of
 from engine.sampling import DrawKernel, sample
 from engine.scheduler import Step
+from engine.sequence import Sequence
 from kernels import drawing
 
 LOOKED_AHEAD = -1  # in place of a token
@@ -28,29 +30,54 @@ class Draw:
 
 
 def draw(step: Step, logits: Tensor, kernel: DrawKernel = drawing.draw) -> list[Draw]:
-    """logits fp32 [row, vocab], the rows that `build_batch` asked for. Choices that begin with this step draw too."""
+    """logits fp32 [row, vocab], the rows that `build_batch` asked for. Choices that begin with this step draw too. Of
+    one whose tokens were guessed come all draws that count, in order."""
     spans = zip(step.sequences, step.counts, strict=True)
-    choices = [sequence.owner for sequence, count in spans if wants_token(sequence, count)]
+    sequences = [sequence for sequence, count in spans if wants_token(sequence, count)]
     if any(sequence.scored for sequence in step.sequences):
         logits = score_prompts(step, logits)
-    if not all(choice.plain for choice in choices):
-        return draw_with_care(choices, logits, kernel)
+    choices = [sequence.owner for sequence in sequences]
+    if not all(choice.plain for choice in choices) or any(sequence.drafted for sequence in sequences):
+        return draw_with_care(sequences, logits, kernel)
     tokens = sample(logits, [choice.row for choice in choices], kernel)
     return [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
 
 
-def draw_with_care(choices: list[Choice | Beam], logits: Tensor, kernel: DrawKernel) -> list[Draw]:
-    """As `draw`, where some fork, are constrained, are asked what the model thought, or are beams."""
-    searching = [row for row, choice in enumerate(choices) if isinstance(choice, Beam)]
-    looked = [Draw(choices[row], LOOKED_AHEAD if choices[row].look_ahead(logits[row]) else None) for row in searching]
-    others = [row for row in range(len(choices)) if row not in searching]
-    rows = [row for row in others for _ in (choices[row], *choices[row].forks)]
-    choices = [each for row in others for each in (choices[row], *choices[row].forks)]
+def draw_with_care(sequences: list[Sequence], logits: Tensor, kernel: DrawKernel) -> list[Draw]:
+    """As `draw`, where some fork, are constrained, are asked what the model thought, were guessed, or are beams."""
+    looked, rows, choices, settings, at = [], [], [], [], 0
+    for sequence in sequences:
+        owner = sequence.owner
+        if isinstance(owner, Beam):
+            looked.append(Draw(owner, LOOKED_AHEAD if owner.look_ahead(logits[at]) else None))
+        elif sequence.drafted:
+            settings += owner.rows_ahead(sequence.guesses)
+            rows += range(at, at + 1 + sequence.drafted)
+            choices += [owner] * (1 + sequence.drafted)
+        else:
+            own = (owner, *owner.forks)
+            settings += [choice.row for choice in own]
+            rows += [at] * len(own)
+            choices += own
+        at += 1 + sequence.drafted
     logits = logits[rows]
-    tokens = sample(constrained(logits, choices), [choice.row for choice in choices], kernel)
+    tokens = sample(constrained(logits, choices), settings, kernel)
     draws = [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
     score_draws(draws, logits)
-    return draws + looked
+    return without_wrong_guesses(draws) + looked
+
+
+def without_wrong_guesses(draws: list[Draw]) -> list[Draw]:
+    """Those before which all guesses are what was drawn. Leaves `drafted` of each sequence at how many were right."""
+    kept: list[Draw] = []
+    for choice, own in groupby(draws, key=lambda each: each.choice):
+        drawn, sequence = list(own), choice.sequence
+        if sequence is not None and sequence.drafted:
+            pairs = zip(drawn, sequence.guesses, strict=False)
+            sequence.drafted = sum(1 for _ in takewhile(lambda pair: pair[0].token == pair[1], pairs))
+            drawn = drawn[: 1 + sequence.drafted]
+        kept += drawn
+    return kept
 
 
 def score_draws(draws: list[Draw], logits: Tensor) -> None:
@@ -77,7 +104,8 @@ def score_prompts(step: Step, logits: Tensor) -> Tensor:
     """Notes what the model thought of the prompt tokens of this step; returns the rows that want a token."""
     wanted, end = [], 0
     for sequence, count in zip(step.sequences, step.counts, strict=True):
-        wants, rows = wants_token(sequence, count), count if sequence.scored else wants_token(sequence, count)
+        wants = wants_token(sequence, count)
+        rows = count if sequence.scored else wants
         end += rows
         if sequence.scored:
             sequence.owner.score_prompt(sequence.computed, logits[end - rows : end])

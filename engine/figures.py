@@ -21,6 +21,8 @@ class Counts:
     step_seconds: float = 0.0
     computed_tokens: int = 0  # prompt and decode, what was served from the cache not among them
     generated_tokens: int = 0
+    drafted_tokens: int = 0  # guessed, and checked
+    accepted_tokens: int = 0  # of these, right
     finished: int = 0  # requests that ended with an answer
     finished_prompt_tokens: int = 0
     finished_answer_tokens: int = 0

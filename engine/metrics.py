@@ -55,6 +55,12 @@ class Metrics:
         yield CounterMetricFamily(
             PREFIX + "num_preemptions", "Sequences put back to be computed again.", load["preemptions"]
         )
+        yield CounterMetricFamily(
+            PREFIX + "spec_decode_num_draft_tokens", "Tokens guessed ahead and checked.", load["drafted_tokens"]
+        )
+        yield CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens", "Of these, those that were right.", load["accepted_tokens"]
+        )
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: keeps the registry from asking the engine for gauges while it is being built."""

@@ -39,10 +39,18 @@ class Step:
 
 
 class Scheduler:
-    """`prefill_tokens_beside_decodes` bounds how long those that already stream wait for the prompts of others."""
+    """`prefill_tokens_beside_decodes` bounds how long those that already stream wait for the prompts of others. At most
+    `speculative_tokens` are guessed of each in a step, where at most `speculative_sequences` are in it."""
 
     def __init__(
-        self, kv: KVManager, *, max_sequences: int, max_batch_tokens: int, prefill_tokens_beside_decodes: int
+        self,
+        kv: KVManager,
+        *,
+        max_sequences: int,
+        max_batch_tokens: int,
+        prefill_tokens_beside_decodes: int,
+        speculative_tokens: int = 0,
+        speculative_sequences: int = 1,
     ) -> None:
         self.kv = kv
         self.waiting = Line()
@@ -52,6 +60,7 @@ class Scheduler:
         self.max_sequences = min(max_sequences, max_batch_tokens)  # each takes at least one token of a step
         self._max_batch_tokens = max_batch_tokens
         self._prefill_tokens_beside_decodes = prefill_tokens_beside_decodes
+        self._speculative_tokens, self._speculative_sequences = speculative_tokens, speculative_sequences
         self._steps = 0
         self._last_turn: WeakKeyDictionary[CheckpointKV, int] = WeakKeyDictionary()
         self._unservable: list[Sequence] = []
@@ -203,6 +212,7 @@ class Scheduler:
             budget = min(budget, self._prefill_tokens_beside_decodes)
         if self.waiting.several and budget:
             own = self._least_served_first(own)
+        guesses = self._guesses(own) if self._speculative_tokens else 0
         sequences, counts, preemptions = [], [], self.preemptions
         for sequence in own:
             left = sequence.length - sequence.computed
@@ -210,6 +220,10 @@ class Scheduler:
                 continue  # preempted just now, or it waits for others of its request
             if left > 1 and budget and not sequence.scored:
                 self.kv.rematch(sequence)
+            if self._draft(sequence, guesses):
+                sequences.append(sequence)
+                counts.append(1 + sequence.drafted)
+                continue
             cost = SCORED_COST if left > 1 and sequence.scored else 1
             count = min(sequence.uncomputed, -(-budget // cost)) if left > 1 else 1
             if count == 0 or not self._make_room(sequence, count):
@@ -222,6 +236,19 @@ class Scheduler:
             kept = [(each, n) for each, n in zip(sequences, counts, strict=True) if each.state is State.RUNNING]
             sequences, counts = [each for each, _ in kept], [n for _, n in kept]
         return sequences, counts
+
+    def _guesses(self, own: list[Sequence]) -> int:
+        """How many tokens may be guessed of each: none beside a prompt, or in a step that is large without."""
+        if len(own) > self._speculative_sequences or any(each.uncomputed > 1 or each.scored for each in own):
+            return 0
+        return min(self._speculative_tokens, self._max_batch_tokens // len(own) - 1)
+
+    def _draft(self, sequence: Sequence, most: int) -> bool:
+        """Whether there are guesses behind the last token, and room for them. Nobody is preempted for a guess."""
+        sequence.drafted = 0
+        if most and sequence.drafter and sequence.draft(most) and not self.kv.grow(sequence, 1 + sequence.drafted):
+            sequence.drafted = 0
+        return sequence.drafted > 0
 
     def _least_served_first(self, sequences: list[Sequence]) -> list[Sequence]:
         """The order in which prompts take their share, so that one client's do not make all others wait."""

@@ -6,7 +6,7 @@
        └─── RESTING <────────┘          (preempted while it waits for the others of its search)
 
 A sequence computes `tokens[computed:length]` next: many while it prefills (also after a preemption, when everything
-generated so far is prompt again), one when it decodes.
+generated so far is prompt again), one when it decodes, and the guesses behind it where there are any (`drafts`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from engine.drafts import Drafter
 
 if TYPE_CHECKING:
     from engine.kv.manager import BlockTable, CheckpointKV
@@ -78,6 +80,8 @@ class Sequence:
         "charged",
         "client",
         "computed",
+        "drafted",
+        "drafter",
         "joint",
         "length",
         "limit",
@@ -104,6 +108,8 @@ class Sequence:
         self.arrival = self.charged = 0  # the line's: its place, and the virtual tokens charged
         self.joint: object = None  # those with the same one go on only together, as the beams of a search do
         self.computed = 0  # tokens whose KV is written
+        self.drafter: Drafter | None = None  # who guesses how it goes on, if anybody does
+        self.drafted = 0  # guesses behind the last token that the step under way computes too
         self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
         self.scored = False  # whether the logits of every token are wanted: then nothing is taken from the cache
         self.block_hashes: list[bytes] = []  # of the full blocks, as far as anyone asked; outlives a preemption
@@ -123,11 +129,27 @@ class Sequence:
         child = Sequence(self.space, self.tokens[: self.length], self.limit - self.length, owner)
         child.prompt_length, child.cached_tokens = self.prompt_length, self.cached_tokens
         child.block_hashes = list(self.block_hashes)
+        child.drafter = self.drafter and Drafter(self.drafter.most)
         child.priority, child.client, child.joint = self.priority, self.client, self.joint
         return child
 
+    @property
+    def guesses(self) -> list[int]:
+        return self.tokens[self.length : self.length + self.drafted].tolist()
+
+    def draft(self, most: int) -> int:
+        """Puts guesses behind the last token, at most so many and one less than may follow; how many there are."""
+        guesses = self.drafter.guess(self.tokens[: self.length], min(most, self.limit - self.length - 1))
+        self._make_room(len(guesses))
+        self.tokens[self.length : self.length + len(guesses)] = guesses
+        self.drafted = len(guesses)
+        return self.drafted
+
     def append(self, token: int) -> None:
-        if self.length == len(self.tokens):
-            self.tokens = np.resize(self.tokens, min(self.limit, 2 * self.length))
+        self._make_room(1)
         self.tokens[self.length] = token
         self.length += 1
+
+    def _make_room(self, tokens: int) -> None:
+        if self.length + tokens > len(self.tokens):
+            self.tokens = np.resize(self.tokens, min(self.limit, 2 * self.length + tokens))

@@ -78,6 +78,13 @@ class BlockTable:
             self.pages[group][index] = block.pages
         self.capacity += self.block_tokens
 
+    def pop(self) -> list[Block]:
+        """The opposite of `append`."""
+        for pages in self.pages:
+            pages[len(self.blocks[0]) - 1] = -1
+        self.capacity -= self.block_tokens
+        return [column.pop() for column in self.blocks]
+
     def put(self, group: int, index: int, block: Block | None) -> None:
         self.blocks[group][index] = block
         self.pages[group][index] = -1 if block is None else block.pages
@@ -90,9 +97,8 @@ class BlockTable:
     def own_pages(self) -> int:
         """Pages it holds beside those that others held already."""
         columns = zip(self.blocks, self.first, self.space.groups, strict=True)
-        return max(
-            0, sum((len(column) - first) * group.pages_per_block for column, first, group in columns) - self.found
-        )
+        held = sum((len(column) - first) * group.pages_per_block for column, first, group in columns)
+        return max(0, held - self.found)
 
 
 class KVManager:
@@ -198,6 +204,13 @@ class KVManager:
             table.append([self.blocks.allocate(group) for group in table.space.groups])
         self._keep_promise(table, pages)
         return True
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Frees the blocks that were taken for tokens that were guessed wrong."""
+        table = sequence.table
+        while table.capacity - table.block_tokens >= sequence.computed:
+            for block in table.pop():
+                self.blocks.release(block)
 
     def commit(self, sequence: Sequence, tokens: int) -> None:
         """`tokens` tokens more have their KV: what became full is published. Content that someone published before is

@@ -96,6 +96,9 @@ class ReservedKV(KVManager):
     def admits(self, sequence: Sequence) -> bool:
         return self._buddy.fits(blocks_of(self.reserved_tokens(sequence), sequence.space.block_tokens))
 
+    def give_back(self, sequence: Sequence) -> None:
+        """Nothing: what was reserved stays so to the end."""
+
     def fork(self, sequence: Sequence, child: Sequence) -> bool:
         """`child` gets a run of its own, and a copy of all that `sequence` has computed."""
         if not self._reserve(child):

@@ -28,9 +28,10 @@ class EngineUnderFire(RuleBasedStateMachine):
         budget=st.sampled_from([16, 40, 512]),
         sequences=st.sampled_from([2, 5, 64]),
         sharing=st.booleans(),
+        guesses=st.sampled_from([0, 3]),
         seed=st.integers(0, 5),
     )
-    def start(self, a, b, pages, budget, sequences, sharing, seed):
+    def start(self, a, b, pages, budget, sequences, sharing, guesses, seed):
         self.rig = Rig(
             {"a": FakeRunner(a, "a"), "b": FakeRunner(b, "b")},
             pages,
@@ -39,6 +40,8 @@ class EngineUnderFire(RuleBasedStateMachine):
             prefill_tokens_beside_decodes=max(16, budget // 2),
             max_sequences=sequences,
             enable_prefix_cache=sharing,
+            speculative_tokens=guesses,
+            speculative_sequences=8,
         )
         self.answers, self.several = [], []
         for name in MODELS:
