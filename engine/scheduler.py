@@ -148,12 +148,10 @@ class Scheduler:
                 return
             sequence = min(owed, key=self.waiting.rank)
             seen.add(sequence)
-            while not (fits := self.kv.admit(sequence, alone=False)):
-                if (debtor := self.shares.debtor(sequence, self.running)) is None:
-                    break
+            for debtor in self.shares.debtors(sequence, self.running):
                 self._preempt(debtor)
                 seen.add(debtor)
-            if fits:
+            if self.kv.admit(sequence, alone=False):
                 self._run(sequence)
 
     def _run(self, sequence: Sequence) -> None:

@@ -51,13 +51,23 @@ class Shares:
         with_shares = [each for each in waiting if each.client[0] in self._of]
         return [each for each in with_shares if over[each.client[0]] + self._kv.needs(each) <= 0]
 
-    def debtor(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
-        """Who gives back what it borrowed, for one that is owed it: the newest of the model furthest over its share."""
-        over = self.over(running)
-        del over[sequence.client[0]]
-        debtors = [each for each in running if over[each.client[0]] > 0 and each.priority >= sequence.priority]
-        most = max((over[each.client[0]] for each in debtors), default=0)
-        return next((each for each in reversed(debtors) if over[each.client[0]] == most), None)
+    def debtors(self, sequence: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Who gives back what it borrowed, so that one that is owed it can begin: always the newest of the model that
+        is furthest over its share. None where all that was borrowed would not be enough."""
+        over, debtors, lacking = self.over(running), [], self._kv.shortage(sequence)
+        while lacking > self._kv.released_by(debtors):
+            others = [each for each in running if each not in debtors]
+            if (debtor := self._debtor(sequence, others, over)) is None:
+                return []
+            debtors.append(debtor)
+            over[debtor.client[0]] -= debtor.table.own_pages
+        return debtors
+
+    def _debtor(self, sequence: Sequence, running: list[Sequence], over: Counter[str]) -> Sequence | None:
+        may = [each for each in running if over[each.client[0]] > 0 and each.priority >= sequence.priority]
+        may = [each for each in may if each.client[0] != sequence.client[0]]
+        most = max((over[each.client[0]] for each in may), default=0)
+        return next((each for each in reversed(may) if over[each.client[0]] == most), None)
 
     def unprotected(self, sequence: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of its own model, and of those that are over their shares."""
@@ -69,6 +79,7 @@ class Shares:
         """Who is preempted for one that runs and grows: the newest that may be."""
         if not self._of:
             return running[-1]
-        if self.protects(sequence.client[0], self.over(running)) and (debtor := self.debtor(sequence, running)):
+        over = self.over(running)
+        if self.protects(sequence.client[0], over) and (debtor := self._debtor(sequence, running, over)):
             return debtor
         return self.unprotected(sequence, running)[-1]

@@ -176,6 +176,16 @@ class KVManager:
         blocks, missing, _ = self._plan(sequence, alone=False)
         return missing + pages_at_rest(blocks)
 
+    def shortage(self, sequence: Sequence) -> int:
+        """Pages that are lacking for it to be admitted beside those that run; 0 or less where none are."""
+        return self.needs(sequence) + self.promised_pages + self._watermark_pages - self.blocks.available_pages
+
+    def released_by(self, sequences: list[Sequence]) -> int:
+        """Pages that nobody would hold or be promised any more without these that run."""
+        references = Counter(block for sequence in sequences for block in sequence.table.held())
+        freed = sum(b.group.pages_per_block for b, count in references.items() if b.references == count)
+        return freed + sum(sequence.table.promised for sequence in sequences)
+
     def rematch(self, sequence: Sequence) -> None:
         """Lets a sequence that prefills skip what others have published since it was admitted."""
         cache = sequence.space.cache

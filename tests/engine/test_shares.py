@@ -14,9 +14,9 @@ from tests.engine.rig import Rig
 from tests.engine.test_core import words
 
 
-def rig_of(geometry=FULL, pages: int = 80, **shares) -> Rig:
+def rig_of(geometry=FULL, pages: int = 80, max_batch_tokens: int = 512, **shares) -> Rig:
     """Models over a checkpoint each."""
-    rig = Rig({name: FakeRunner(geometry, name) for name in shares}, pages)
+    rig = Rig({name: FakeRunner(geometry, name) for name in shares}, pages, max_batch_tokens=max_batch_tokens)
     for name, share in shares.items():
         rig.put(name, kv_share=share)
     return rig
@@ -88,7 +88,7 @@ def test_nobody_within_its_share_waits_for_pages_that_another_borrowed_nor_makes
 
         return chosen
 
-    for owner, name in ((rig.scheduler, "_who_yields"), (shares, "makes_room"), (shares, "debtor")):
+    for owner, name in ((rig.scheduler, "_who_yields"), (shares, "makes_room")):
         setattr(owner, name, watched(getattr(owner, name)))
     for _ in range(200):
         if random_.random() < 0.3:
@@ -97,11 +97,25 @@ def test_nobody_within_its_share_waits_for_pages_that_another_borrowed_nor_makes
             asked.append(rig.ask(model, prompt, random_.randrange(1, 60), terms=user))
         rig.engine.step()
         heads, runs = rig.scheduler.waiting.heads(), rig.scheduler.running
-        owed = [each for each in shares.owed(heads, runs) if shares.debtor(each, runs)]
+        owed = [each for each in shares.owed(heads, runs) if shares.debtors(each, runs)]
         waits = {each: waits.get(each, 0) + 1 for each in owed}
         assert max(waits.values(), default=0) <= 2
     rig.drain()
     assert [each.token_ids for each in asked] == [each.expected() for each in asked]
+
+
+def test_nobody_is_preempted_for_one_that_would_not_fit_all_the_same():
+    rig = rig_of(pages=40, max_batch_tokens=16, a=0.5, b=0.5, c=0.0)
+    rig.ask("b", words(200), 8)  # holds little yet, and was promised more than its share while nobody asked
+    small = rig.ask("c", words(10, 1), 20)
+    for _ in range(3):
+        rig.engine.step()
+    owed = rig.ask("a", words(110, 2), 8)
+    rig.engine.step()
+    assert rig.scheduler.shares.owed(rig.scheduler.waiting.heads(), rig.scheduler.running)
+    assert rig.scheduler.preemptions == 0 and running(rig, "c")
+    rig.drain()
+    assert (small.token_ids, owed.token_ids) == (small.expected(), owed.expected())
 
 
 def test_models_cannot_count_on_more_than_there_is():
