@@ -69,7 +69,7 @@ class EngineConfig:
     speculative_tokens: int = setting(
         0,
         "Most tokens of an answer that are guessed from the text before (prompt lookup) and checked in one step; "
-        "answers stay what they are without. 0: none.",
+        "answers stay what they are without, to the bit with the C++ kernels. 0: none.",
         unit="tokens",
         least=0,
     )
