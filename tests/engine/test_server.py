@@ -449,7 +449,7 @@ def test_model_replaced_while_a_prompt_is_tokenised_is_not_asked_with_the_tokens
         await generation({}, None, None)
 
     with pytest.raises(ModelNotReady, match="was replaced"):
-        asyncio.run(ask())
+        asyncio.run(asyncio.wait_for(ask(), 10))
 
 
 def test_model_sleeps_and_wakes_over_http(own):
