@@ -532,7 +532,7 @@ def test_a_request_for_a_model_deleted_before_it_arrived_is_told():
 
 def test_a_sleeping_model_holds_no_page_and_no_weights_and_wakes_as_it_was():
     rig, loads = rig_of(), []
-    rig.engine._load_checkpoint = lambda source, progress: loads.append(source) or FakeRunner(FULL, source)
+    rig.engine._load_checkpoint = lambda source, *_: loads.append(source) or FakeRunner(FULL, source)
     rig.put("s", "x", SYSTEM_PROMPT)
     pinned, before = rig.memory.pinned_pages, rig.generate("s", words(40), max_tokens=20)
     weights = weakref.ref(rig.engine.runner_of("s")[0])
