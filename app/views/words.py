@@ -80,6 +80,10 @@ TABLE: dict[str, tuple[str, str]] = {
         "Too long: your message has {tokens} tokens and there is room for {limit}. Shorten it to send.",
         "太长了：你的消息有 {tokens} 个词元，这里最多 {limit} 个。请缩短后再发送。",
     ),
+    "too_many_lines": (
+        "A text of {lines} lines or more cannot be pasted here. Please ask with a part of it.",
+        "这里无法粘贴 {lines} 行或更多的文本，请只用其中一部分提问。",
+    ),
     "model_a": ("Model A", "模型 A"),
     "model_b": ("Model B", "模型 B"),
     "you": ("You", "你"),

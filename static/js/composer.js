@@ -5,6 +5,7 @@ import { el, number, say } from "./frame.js";
 
 const COUNT_AFTER_MS = 250;
 const VERY_LONG = 100_000; // characters, more than any context takes: wrapping lines would freeze the page from here on
+const MOST_LINES = 20_000; // a box that holds more takes a browser minutes to draw
 const MANY_LINES = 1_000; // from here on dir="auto" is costly: a browser takes the square of their number to draw them
 
 export class Composer {
@@ -18,6 +19,7 @@ export class Composer {
     this.area.setAttribute("enterkeyhint", "send");
     this.area.dir = "auto";
     this.area.addEventListener("input", () => this.changed());
+    this.area.addEventListener("paste", (event) => this.paste(event));
     this.area.addEventListener("keydown", (event) => this.key(event), { capture: true });
     send.classList.add("empty");
     send.addEventListener("click", () => this.submit());
@@ -48,6 +50,14 @@ export class Composer {
     this.submit();
   }
 
+  /** What no browser can draw is refused before it is in the box. */
+  paste(event) {
+    const text = event.clipboardData?.getData("text/plain") ?? "";
+    if (text.split("\n", MOST_LINES).length < MOST_LINES) return;
+    event.preventDefault();
+    this.show(say("too_many_lines", { lines: number.format(MOST_LINES) }), true);
+  }
+
   submit() {
     if (!this.text.trim()) return this.focus();
     if (this.fits) this.onSend(this.text);
@@ -66,6 +76,7 @@ export class Composer {
     this.counting?.abort();
     this.send.classList.toggle("empty", !this.text.trim());
     if (!this.text.trim()) return this.show("", false);
+    this.fits = !isVeryLong; // until it is counted: nothing is sent that must be refused
     this.timer = setTimeout(() => this.count(), isVeryLong ? 0 : COUNT_AFTER_MS);
   }
 

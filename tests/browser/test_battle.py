@@ -217,6 +217,19 @@ def test_direction_is_of_the_text_unless_it_has_so_many_lines_that_finding_it_fr
     assert directions == ["auto", "ltr", "auto"]
 
 
+def test_paste_of_more_lines_than_a_browser_draws_is_refused_before_it_is_in_the_box(site, open_site):
+    visit = open_site(site)
+    paste = """(area, text) => {
+      const clipboardData = new DataTransfer();
+      clipboardData.setData("text/plain", text);
+      return !area.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+    }"""
+    assert not visit.question.evaluate(paste, "line\n" * 900)
+    assert visit.question.evaluate(paste, "\n" * 1_000_000)
+    assert "20,000 lines" in visit.page.inner_text("#counter-text")
+    assert visit.question.input_value() == ""
+
+
 def test_double_clicks_ask_once_and_vote_once(site, open_site):
     visit = open_site(site)
     posts = []
