@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from app.errors import BadInput
+from app.numbers import axis_numbers
 from app.ratings.simulate import PAPER, Coverage, PairingCurve, coverage, pairing
 
 COLOURS = {"uniform": "#ab4611", "active": "#2558c4"}
@@ -112,9 +113,11 @@ def plot(curves: list[PairingCurve], width: float) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y(width)}" y2="{y(width)}" stroke="#999" '
         'stroke-dasharray="4"/>',
-        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 20}" text-anchor="end">{most:,} votes</text>',
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 2}" text-anchor="end">votes</text>',
         f'<text x="{MARGIN}" y="24">mean width of the win matrix; dashed: {width:g}</text>',
     ]
+    parts += [f'<text x="{x(n)}" y="{HEIGHT - 20}" text-anchor="middle">{n:,.0f}</text>' for n in axis_numbers(0, most)]
+    parts += [f'<text x="{MARGIN - 6}" y="{y(w)}" text-anchor="end">{w:g}</text>' for w in axis_numbers(0, top, 5)]
     for place, curve in enumerate(curves):
         points = " ".join(f"{x(n)},{y(w)}" for n, w in zip(curve.votes, curve.matrix_width, strict=True))
         colour = COLOURS[curve.rule]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from html import escape
 
 from app.leaderboard.sheet import Sheet
-from app.numbers import many
+from app.numbers import axis_numbers, many
 from app.ratings import METHODS, Row
 
 
@@ -75,7 +75,8 @@ def as_svg(sheet: Sheet) -> str:
     rows = sheet.board.rows
     low = min((row.lower for row in rows), default=900) - 10
     high = max((row.upper for row in rows), default=1100) + 10
-    height = TOP + ROW * max(len(rows), 1) + 40
+    end = TOP + ROW * max(len(rows), 1)  # of the rows; below it the axis, and what the picture was made of
+    height = end + 60
 
     def x(rating: float) -> str:
         return f"{LEFT + (WIDTH - LEFT - 30) * (rating - low) / (high - low):.1f}"
@@ -87,6 +88,11 @@ def as_svg(sheet: Sheet) -> str:
         f'<text x="16" y="28" font-size="17" font-weight="600">{METHODS[sheet.board.method].label}, '
         f"95% intervals, {many(sheet.board.votes, 'vote')}</text>",
     ]
+    for rating in axis_numbers(low, high):
+        parts += [
+            f'<line x1="{x(rating)}" x2="{x(rating)}" y1="{TOP - 4}" y2="{end}" stroke="#eee"/>',
+            f'<text x="{x(rating)}" y="{end + 16}" text-anchor="middle" fill="#666" font-size="11">{rating:g}</text>',
+        ]
     for place, row in enumerate(rows):
         y = TOP + ROW * place + 14
         parts += [

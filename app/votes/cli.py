@@ -199,7 +199,7 @@ def verify_votes(args: argparse.Namespace) -> int:
         sentences.append(f"the signature vouches for what came after vote {head.signed_from:,}")
     if not has_key:
         sentences.append("the signature was not looked at: the key is in the arena's data folder")
-    sentences.append("the log is whole" if not faults else f"{len(faults):,} faults")
+    sentences.append("the log is whole" if not faults else many(len(faults), "fault"))
     say(args, document, *sentences)
     return 1 if faults else 0
 
