@@ -176,7 +176,9 @@ PUT = "(area, text) => { area.value = text; area.dispatchEvent(new Event('input'
 
 
 @pytest.mark.parametrize(
-    "text", ["many words " * 3_000, "many words " * 15_000, "line\n" * 40_000], ids=["long", "one line", "lines"]
+    "text",
+    ["many words " * 3_000, "many words " * 15_000, "a line of some words\n" * 9_000],
+    ids=["long", "one line", "lines"],
 )
 @pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
 def test_question_box_stays_a_box_however_much_is_in_it(site, open_site, text, phone):
@@ -211,7 +213,7 @@ def test_paste_of_a_megabyte_is_refused_before_sending_and_freezes_nothing(site,
 def test_direction_is_of_the_text_unless_it_has_so_many_lines_that_finding_it_freezes_the_page(site, open_site):
     question = open_site(site).question
     directions = []
-    for text in ("مرحبا", "\n" * 60_000 + "a", "line\n" * 990):
+    for text in ("مرحبا", "\n" * 2_000 + "a", "line\n" * 990):
         question.evaluate(PUT, text)
         directions.append(question.get_attribute("dir"))
     assert directions == ["auto", "ltr", "auto"]
