@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture, Config, activation, positive, sizes
+from engine.architectures.layers import one_window
 from engine.architectures.rope import rope_parameters, rope_traits
 from kernels.spec import DecoderTraits
 
@@ -23,6 +24,11 @@ def plain_traits(config: Config, windows: tuple[int | None, ...], **peculiar) ->
         "activation": activation(config, "hidden_act"),
     }
     return DecoderTraits(**common, layer_windows=windows, **(usual | peculiar))
+
+
+def one_window_traits(config: Config, dtype: torch.dtype) -> DecoderTraits:
+    """Where all layers have the window that config.json gives, or none."""
+    return plain_traits(config, one_window(config))
 
 
 LLAMA = Architecture(

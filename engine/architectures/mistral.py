@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture, Config
-from engine.architectures.layers import one_window
-from engine.architectures.llama import plain_traits
-from kernels.spec import DecoderTraits
-
-
-def mistral_traits(config: Config, dtype: torch.dtype) -> DecoderTraits:
-    return plain_traits(config, one_window(config))
-
+from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture
+from engine.architectures.llama import one_window_traits
 
 MISTRAL = Architecture(
     defaults={
@@ -28,6 +19,6 @@ MISTRAL = Architecture(
         "sliding_window": 4096,
         "tie_word_embeddings": False,
     },
-    traits=mistral_traits,
+    traits=one_window_traits,
     layer_weights=LLAMA_LAYER_WEIGHTS,
 )

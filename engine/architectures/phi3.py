@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture, Config
-from engine.architectures.layers import one_window
-from engine.architectures.llama import plain_traits
-from kernels.spec import DecoderTraits
-
-
-def phi3_traits(config: Config, dtype: torch.dtype) -> DecoderTraits:
-    return plain_traits(config, one_window(config))
-
+from engine.architectures.architecture import LLAMA_LAYER_WEIGHTS, Architecture
+from engine.architectures.llama import one_window_traits
 
 PHI3 = Architecture(
     defaults={
@@ -27,7 +18,7 @@ PHI3 = Architecture(
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     },
-    traits=phi3_traits,
+    traits=one_window_traits,
     layer_weights={
         **LLAMA_LAYER_WEIGHTS,
         **dict.fromkeys("qkv", "self_attn.qkv_proj.weight"),
