@@ -100,7 +100,7 @@ class OurStep:
     ):
         self.backend, self.traits = backend, traits
         self.decoder = backend.pack(traits, weights, dtype, int8_weights=int8_weights)
-        self.pool = torch.zeros(total_pages, page_bytes, dtype=torch.uint8)
+        self.pool = empty_pages(total_pages, page_bytes).zero_()
         units_per_page = page_bytes // (BLOCK_TOKENS * traits.head_dim * dtype.itemsize)
         self.pages_per_block = [
             -(-len(group.layers) * 2 * traits.num_kv_heads // units_per_page) for group in layer_groups(traits)

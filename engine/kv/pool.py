@@ -7,6 +7,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from kernels.pages import empty_pages
+
 
 class PagePool:
     """`order` is the sequence in which pages are handed out at first (a test shuffles it)."""
@@ -24,7 +26,7 @@ class PagePool:
     @cached_property
     def memory(self) -> torch.Tensor:
         """uint8 [page, page_bytes], not initialised. Made at first use: who only counts pages needs none."""
-        return torch.empty((self.total, self.page_bytes), dtype=torch.uint8, device=self.device)
+        return empty_pages(self.total, self.page_bytes, self.device)
 
     @property
     def free_pages(self) -> np.ndarray:

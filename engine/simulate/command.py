@@ -29,7 +29,7 @@ READ = {  # which options say something to an experiment; any other that is give
     "fig15": SIMULATED,
     "fig16": SIMULATED - {"machine"},
     "blocks": SIMULATED - {"block_tokens"},
-    "load": SIMULATED | {"rate", "policies", "samples", "prefix_tokens"},
+    "load": SIMULATED | {"rate", "policies", "samples", "beam_width", "prefix_tokens"},
     "real": {"trace", "seed", "policies", "pool_mib", "steps", "warm_up", "clock"},
     "growth": {"clock", "part"},
 }
@@ -67,6 +67,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="default: all; may be given several times",
     )
     load.add_argument("--samples", type=at_least(1), default=1, help="answers to a prompt (default: 1)")
+    load.add_argument("--beam-width", type=at_least(2), help="beams to a prompt in place of samples; paged alone")
     load.add_argument(
         "--prefix-tokens", type=at_least(0), default=0, metavar="TOKENS", help="that every prompt begins with"
     )
@@ -146,13 +147,19 @@ def experiment(config: EngineConfig, options: argparse.Namespace):
         if options.prefix_tokens >= (most := experiments.MACHINES[options.machine].context_length):
             words = f"--prefix-tokens is {options.prefix_tokens:,}; {options.machine} allows less than {most:,}"
             raise ConfigError(words, param="--prefix-tokens")
+        samples = {"samples": options.samples}
+        if options.beam_width:
+            if options.samples > 1 or options.policies != ["paged"]:
+                words = "--beam-width goes with --policy paged, the one that shares blocks, and without --samples"
+                raise ConfigError(words, param="--beam-width")
+            samples = {"samples": options.beam_width, "turnover": experiments.BEAM_TURNOVER}
         return experiments.load(
             common,
             options.policies or POLICY_NAMES,
             trace=options.trace or "sharegpt",
             rate=options.rate,
-            samples=options.samples,
             prefix_tokens=options.prefix_tokens,
+            **samples,
         )
     given = {"trace": options.trace} if options.trace else {}
     return getattr(experiments, name)(common, **given)

@@ -74,14 +74,14 @@ class Stepper:
             self._commit(self.scheduler.schedule(), [])
 
     def step(self) -> tuple[float, float, int]:
-        """Seconds of the whole step and of all but its forward, and the tokens it generated."""
+        """Seconds of the whole step and of all but its forward and draw, and the tokens it generated."""
         began = self._clock()
         step = self.scheduler.schedule()
         batch = build_batch(step)
         ready = self._clock()
-        logits = self.runner.forward(self.pool.memory, batch)
+        drawn = self.runner.forward(self.pool.memory, batch).argmax(-1).tolist()
         computed = self._clock()
-        self._commit(step, logits.argmax(-1).tolist())
+        self._commit(step, drawn)
         ended = self._clock()
         return ended - began, ended - began - (computed - ready), len(step.sequences)
 
@@ -141,10 +141,11 @@ def measure(config: EngineConfig, options: argparse.Namespace) -> Table:
         document,
         (
             f"{runner.backend.name}, {options.clock} time",
-            f"median of {STEPS} steps; Python: schedule, batch, commit, and the draw of the best token",
+            f"median of {STEPS} steps; Python: schedule, batch and commit, which is scheduler and pool",
             "models: copies of one checkpoint that share nothing but the weights in memory; each step is one model's",
         ),
         curves={parts[0]: curves[parts[0]]} if parts[0] in curves else {},
+        bars={} if parts[0] in curves else {pages_of(row): {"ms a step": row["step_ms"]} for row in document[parts[0]]},
         axes=(X_AXIS.get(parts[0], ""), "ms a step"),
     )
 
@@ -181,6 +182,10 @@ def result(case: Case, milliseconds: float, python: float, tokens_per_second: fl
 
 
 def cells(row: dict) -> tuple:
-    pages = "scattered" if row["scattered"] else "contiguous" if row["policy"] != "paged" else "in order"
     keys = ("step_ms", "python_ms", "python_percent", "tokens_per_second")
-    return (row["sequences"], row["context"], row["models"], row["cached_blocks"], pages, *(row[key] for key in keys))
+    shape = (row["sequences"], row["context"], row["models"], row["cached_blocks"], pages_of(row))
+    return (*shape, *(row[key] for key in keys))
+
+
+def pages_of(row: dict) -> str:
+    return "scattered" if row["scattered"] else "contiguous" if row["policy"] != "paged" else "in order"

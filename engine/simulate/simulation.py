@@ -26,12 +26,14 @@ MAX_SEQUENCES = 256  # the default of the vLLM of the paper's time
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: `samples` answers of `answer` tokens each to `prompt` tokens."""
+    """One request: `samples` answers of `answer` tokens each to `prompt` tokens. With a `turnover` these are the beams
+    of one search, and each step drops so large a share of them for second continuations of the others."""
 
     prompt: int
     answer: int
     samples: int = 1
     arrives: float = 0.0  # seconds
+    turnover: float | None = None
 
 
 class Scripted(Sequence):
@@ -44,6 +46,14 @@ class Scripted(Sequence):
         self.ask = ask
         self.waits_for = waits_for
         self.reserved = 0
+
+
+class Search:
+    """The beams of a request that go on, and those of them that have computed all they have."""
+
+    def __init__(self) -> None:
+        self.beams: list[Scripted] = []
+        self.ready: set[Scripted] = set()
 
 
 @dataclass
@@ -163,7 +173,10 @@ class Simulation:
         return self.figures
 
     def add(self, ask: Ask) -> None:
-        self.scheduler.add(self._sequence(ask, ask.samples - 1))
+        if ask.turnover is None:
+            self.scheduler.add(self._sequence(ask, ask.samples - 1))
+        else:
+            self.scheduler.add(self._beam(self._sequence(ask, 0), Search()))
 
     def step(self) -> None:
         """As `Engine.step`."""
@@ -175,7 +188,12 @@ class Simulation:
         grown = [sequence for sequence in step.sequences if sequence.computed == sequence.length]
         self._count_step(sum(step.counts), len(grown))
         for sequence in grown:
-            self._append(sequence)
+            if search := sequence.joint:
+                search.ready.add(sequence)
+                if len(search.ready) == len(search.beams):
+                    self._advance(search)
+            else:
+                self._append(sequence)
 
     def skip(self, until: float | None = None) -> bool:
         """Takes as many steps as do nothing but give every running sequence a token; False where the next does more.
@@ -236,6 +254,31 @@ class Simulation:
         sequence.length += 1
         if sequence.length == sequence.limit:
             self._finish(sequence)
+
+    def _beam(self, sequence: Scripted, search: Search) -> Scripted:
+        sequence.joint = search
+        search.beams.append(sequence)
+        return sequence
+
+    def _advance(self, search: Search) -> None:
+        """As `Engine`: those without an heir end, then others are forked, then all have a token more."""
+        beams, ask = search.beams, search.beams[0].ask
+        forks = ask.samples - len(beams)
+        if not forks:
+            forks = min(self._source.binomial(len(beams), ask.turnover), len(beams) - 1)
+            for _ in range(forks):
+                self.scheduler.remove(beams.pop(self._source.integers(len(beams))))
+        for parent in [beams[number] for number in self._source.integers(len(beams), size=forks)]:
+            child = self._beam(self._sequence(ask, 0, parent.tokens[: parent.length]), search)
+            child.length = parent.length
+            self.scheduler.fork(parent, child)
+        search.ready.clear()
+        for beam in list(beams):
+            beam.length += 1
+            if beam.length == beam.limit:
+                self._finish(beam)
+            else:
+                self.scheduler.go_on(beam)
 
     def _finish(self, sequence: Scripted) -> None:
         self.scheduler.remove(sequence)
@@ -319,6 +362,6 @@ def blocks_up_to(tokens: int, size: int) -> int:
     return size * full * (full + 1) // 2 + rest * (full + 1)
 
 
-def asks_of(pairs: Iterable[tuple[int, int]], samples: int = 1) -> Iterator[Ask]:
+def asks_of(pairs: Iterable[tuple[int, int]], samples: int = 1, turnover: float | None = None) -> Iterator[Ask]:
     for prompt, answer in pairs:
-        yield Ask(prompt, answer, samples)
+        yield Ask(prompt, answer, samples, turnover=turnover)

@@ -17,7 +17,6 @@ struct Engine {
   Team team;
   std::mutex mutex;           // the workspaces serve one step at a time
   std::vector<Drawer> drawers = std::vector<Drawer>(team.count());
-  void* last_pool = nullptr;  // has had its advice
   Workspace<Bf16> bf16_workspace;
   Workspace<Fp32> fp32_workspace;
   template <class Matrix>
@@ -87,7 +86,6 @@ const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* 
     if (!check(*decoder, *input, message, size)) return message;
     std::lock_guard<std::mutex> lock(engine->mutex);
     const DenormalsOff denormals_off;
-    if (input->pool != engine->last_pool) advise_huge_pages(engine->last_pool = input->pool, input->pages * input->page_bytes);
     with_precision(decoder->t, [&](auto* kind) {
       const auto& exact = *static_cast<decltype(kind)>(decoder);
       Step(exact, *input, engine->team, engine->workspace(exact)).forward();

@@ -11,8 +11,7 @@ namespace arena {
 
 constexpr size_t kHugePage = 2 << 20;
 
-// Asks for huge pages, as far as the memory is not in use yet. KV pages are read in no order that a processor foresees:
-// with small pages each of them costs a walk through the page tables, and 4 times the time (measured, in a VM).
+// Asks for huge pages, as far as the memory is not in use yet.
 inline void advise_huge_pages(void* memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
   const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;

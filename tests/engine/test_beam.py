@@ -15,11 +15,12 @@ from engine.core import Engine, ModelSpec
 from engine.errors import InvalidParameter
 from engine.kv.pool import PagePool
 from engine.request import Terms
-from engine.sequence import SamplingParams
+from engine.sequence import SamplingParams, Sequence, State
 from tests.engine.fake_runner import FULL, HYBRID, FakeRunner
 from tests.engine.rig import Rig
 from tests.engine.server_fixture import tiny_folder
 from tests.engine.test_core import rig_of, words
+from tests.engine.test_scheduler import Run
 from tests.engine.tiny import tiny_tokenizer
 
 PROMPT = [50, 60, 70, 80, 90, 100, 110]
@@ -150,6 +151,45 @@ def test_a_beam_that_has_looked_ahead_gives_its_place_to_the_next_of_its_search(
     rig.until(lambda: searched.reason is not None)
     assert len(long.token_ids) < 60
     rig.drain()
+
+
+def beam(run: Run, search: object, user: str, prompt: int = 10) -> Sequence:
+    """A sequence of `user`, of a search unless that is None, and in the line."""
+    sequence = Sequence(run.spaces["a"], range(1000 * run.made, 1000 * run.made + prompt), 20)
+    run.made += 1
+    sequence.client, sequence.joint = ("a", user), search
+    run.scheduler.add(sequence)
+    return sequence
+
+
+def look_ahead(run: Run) -> None:
+    """A step after which beams wait for each other, and all else has a token more."""
+    step = run.scheduler.schedule()
+    for sequence, count in zip(step.sequences, step.counts, strict=True):
+        run.kv.commit(sequence, count)
+        if sequence.joint is None:
+            sequence.append(1)
+
+
+def test_who_only_waits_for_the_others_of_its_search_does_not_count_as_running():
+    run = Run(sequences=1)
+    first, second = (beam(run, "search", "one") for _ in range(2))
+    look_ahead(run)
+    assert first.waits_for_others
+    another = beam(run, None, "two")  # later, and served no less: so it is not next
+    run.scheduler.schedule()
+    assert run.scheduler.running == [second] and another.state is State.WAITING
+
+
+def test_a_place_is_taken_from_a_beam_that_waits_before_one_that_goes_on():
+    run = Run(sequences=3)
+    crowd = [beam(run, None, "crowd", 5) for _ in range(2)]
+    waits, _ = (beam(run, "search", "one", 30) for _ in range(2))
+    look_ahead(run)
+    assert run.scheduler.running == [*crowd, waits] and waits.waits_for_others
+    another = beam(run, None, "two")  # next, for less was served to it than to the search
+    run.scheduler.schedule()
+    assert run.scheduler.running == [*crowd, another] and waits.state is State.RESTING
 
 
 @pytest.mark.parametrize(("options", "most"), [({"max_sequences": 3}, 3), ({"max_batch_tokens": 16}, 16)])

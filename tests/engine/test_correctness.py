@@ -85,13 +85,13 @@ def check(rights: list[Right], answers: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_alone(name):
-    """One after the other, nothing shared."""
+    """One after the other, nothing shared: a third of the prompts, the longest with them."""
     bench = Bench(runner_of(name), tokens=2000, enable_prefix_cache=False)
-    answers = []
-    for right in right_answers(name):
+    some, answers = right_answers(name)[1::3], []
+    for right in some:
         answers.append(bench.ask(right.prompt_ids))
         bench.run()
-    check(right_answers(name), answers)
+    check(some, answers)
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -65,10 +65,13 @@ class Oracle:
         assert 0 <= right <= guessed
 
 
-def guessing(monkeypatch, geometry=HYBRID, chance: float = 0.7, **options) -> tuple[Rig, list]:
+def guessing(
+    monkeypatch, geometry=HYBRID, chance: float = 0.7, eos_token_ids=frozenset(), **options
+) -> tuple[Rig, list]:
     answers: list = []
     monkeypatch.setattr(core, "Drafter", lambda most: Oracle(answers, chance))
-    rig = Rig({"a": FakeRunner(geometry, "a")}, speculative_tokens=5, speculative_sequences=8, **options)
+    runner = FakeRunner(geometry, "a", eos_token_ids=eos_token_ids)
+    rig = Rig({"a": runner}, speculative_tokens=5, speculative_sequences=8, **options)
     rig.put("a")
     return rig, answers
 
@@ -123,6 +126,23 @@ def test_an_end_among_the_guesses_ends_the_answer_there(monkeypatch):
         answers[:] = [rig.ask("a", words(30), 40, stop_token_ids=(free[end],))]
         rig.drain()
         assert (answers[0].token_ids, answers[0].reason) == (free[: free.index(free[end]) + 1], "stop")
+
+
+def test_no_guess_lets_an_answer_end_before_min_tokens(monkeypatch):
+    rig, answers = guessing(monkeypatch, FULL, 1.0, eos_token_ids=frozenset(range(0, 384, 3)))
+    answers += [rig.ask("a", words(30, n), 40, min_tokens=11) for n in range(6)]
+    rig.drain()
+    assert [each.token_ids for each in answers] == [each.expected() for each in answers]
+    assert {len(each.token_ids) for each in answers} & {12, 13, 14}, "some end soon after they may"
+    assert rig.engine.load()["accepted_tokens"] > 30
+
+
+def test_no_more_is_guessed_than_the_answer_may_still_say():
+    run = Run()
+    sequence = run.add(10, 3)
+    sequence.drafter = Always()
+    assert [sequence.draft(most) for most in (1, 2, 3)] == [1, 2, 2]  # and the token that the last guess leads to
+    run.scheduler.remove(sequence)
 
 
 def test_scores_and_text_are_those_of_each_token(monkeypatch):

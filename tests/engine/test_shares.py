@@ -72,6 +72,22 @@ def test_the_model_that_is_furthest_over_its_share_gives_first_and_its_newest():
     rig.drain()
 
 
+def test_who_borrowed_less_keeps_it_even_where_it_came_last():
+    rig = rig_of(a=0.5, b=0.1, c=0.1)
+    most = flood(rig, "c", 5)
+    rig.engine.step()
+    less = flood(rig, "b", 2)
+    rig.engine.step()
+    over = rig.scheduler.shares.over(rig.scheduler.running)
+    assert over["c"] > over["b"] > 0
+    for seed in range(2):
+        rig.ask("a", words(60, 90 + seed), 4)
+    rig.engine.step()
+    assert rig.scheduler.preemptions and len(running(rig, "b")) == len(less)
+    assert len(running(rig, "a")) == 2 and len(running(rig, "c")) < len(most)
+    rig.drain()
+
+
 @pytest.mark.parametrize("geometry", [FULL, HYBRID])
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_within_its_share_waits_for_pages_that_another_borrowed_nor_makes_way_for_it(geometry, seed):

@@ -9,7 +9,7 @@ import pytest
 from engine.__main__ import main, parser
 from engine.kv.reserved import POLICIES
 from engine.simulate import command, experiments
-from engine.simulate.experiments import FIG2, FIG13, FIG15, FIG16, Run, simulate
+from engine.simulate.experiments import BEAM_TURNOVER, FIG2, FIG13, FIG15, FIG15_BEAMS, FIG16, Run, simulate
 from engine.simulate.machines import MACHINES, Machine
 from engine.simulate.simulation import Ask, Simulation, asks_of, blocks_up_to
 from engine.simulate.traces import TRACES, arrivals, lengths
@@ -18,14 +18,15 @@ SMALL = Machine("small", 1e9, 2, 8, 256, "A100-40GB", 1, printed_slots=4096)
 COMMON = {"machine": "opt-13b", "requests": 1000, "block_tokens": 16, "seed": 1}
 
 
-def run_small(policy: str, *, rate: float | None = None, samples: int = 1, **options):
+def run_small(policy: str, *, rate: float | None = None, samples: int = 1, turnover: float | None = None, **options):
     simulation = Simulation(SMALL, policy, **options)
     pairs = list(lengths(TRACES["alpaca"], 450 if rate is None else 150, SMALL.context_length, 3))
     if rate is None:  # the queue is never empty
-        simulation.run(asks_of(pairs, samples))
+        simulation.run(asks_of(pairs, samples, turnover))
     else:
         times = arrivals(rate, len(pairs), 3).tolist()
-        simulation.run([Ask(*pair, samples, when) for pair, when in zip(pairs, times, strict=True)], always_full=False)
+        asks = [Ask(*pair, samples, when, turnover) for pair, when in zip(pairs, times, strict=True)]
+        simulation.run(asks, always_full=False)
     simulation.kv.check_integrity()
     return simulation
 
@@ -144,6 +145,34 @@ def test_figure_13_has_both_traces():
 def test_sharing_saves_what_figure_15_shows(samples):
     found = simulate(Run(trace="alpaca", samples=samples, requests=600 // samples, seed=1))
     assert found["saved_by_sharing"] == pytest.approx(FIG15["alpaca"][samples], abs=3)
+
+
+@pytest.mark.parametrize("width", [2, 6])
+@pytest.mark.parametrize("trace", ["alpaca", "sharegpt"])
+def test_beams_save_about_what_figure_15_shows(trace, width):
+    run = Run(trace=trace, samples=width, turnover=BEAM_TURNOVER, requests=300 // width, seed=1)
+    assert simulate(run)["saved_by_sharing"] == pytest.approx(FIG15_BEAMS[trace][width], abs=10)
+
+
+def test_beams_that_never_turn_over_share_no_more_than_other_answers():
+    ask = {"trace": "alpaca", "samples": 4, "requests": 100}
+    assert simulate(Run(**ask, turnover=0.0))["saved_by_sharing"] == pytest.approx(
+        simulate(Run(**ask))["saved_by_sharing"], abs=1
+    )
+
+
+def test_beams_are_counted_by_hand():
+    """Prompt 32, 3 tokens: the prompt's two blocks, alone; then 2 beams that share them, with a block more each."""
+    simulation = Simulation(SMALL, "paged", share=True)
+    figures = simulation.run([Ask(32, 3, samples=2, turnover=1.0)], always_full=False)
+    assert (figures.steps, figures.allocated, figures.lone_slots) == (3, 16 * (2 + 4 + 4), 16 * (2 + 6 + 6))
+    assert simulation.finished == 2
+
+
+def test_beams_go_on_together_where_memory_is_short():
+    simulation = run_small("paged", rate=3000.0, samples=4, turnover=0.5, share=True)
+    assert simulation.scheduler.preemptions > 0
+    assert simulation.finished == 4 * 150 and simulation.scheduler.idle
 
 
 def test_a_longer_shared_prefix_gains_more_as_in_figure_16():

@@ -1,6 +1,8 @@
 """The measurements on the real engine, tried with a checkpoint without weights: what is held, counted and fitted."""
 
+import argparse
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from engine.__main__ import main
 from engine.config import EngineConfig
 from engine.kv.reserved import POLICIES
+from engine.simulate import growth
+from engine.simulate.command import draw
 from engine.simulate.growth import PARTS, ROOM, Stepper
 from engine.simulate.real import CLOCKS, Contestant, begun, fit, measure, predict
 from engine.simulate.traces import Trace
@@ -87,6 +91,17 @@ def test_a_step_is_measured_for_as_long_as_there_is_room():
     milliseconds, python, rate = Stepper(FakeRunner(), sequences=2, context=20).measure(steps=5)
     assert 0 < python < milliseconds and rate > 0
     assert all(case["context"] + ROOM <= 8192 for cases in PARTS.values() for case in cases)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_the_growth_can_be_drawn(monkeypatch, part):
+    small = [{**case, "sequences": 2, "context": 20 + number} for number, case in enumerate(PARTS[part][:2])]
+    monkeypatch.setitem(PARTS, part, small)
+    runner = FakeRunner()
+    runner.backend = types.SimpleNamespace(name="none")
+    monkeypatch.setattr(growth, "load_runner", lambda *_: runner)
+    table = growth.measure(EngineConfig(), argparse.Namespace(part=part, clock="wall"))
+    assert draw(table).startswith("<svg")
 
 
 def test_processor_time_of_several_threads_is_refused(capsys):
