@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import BACKENDS, load
+from kernels.pages import empty_pages
 from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, int8_bytes, layer_groups, weight_shapes
 
 

@@ -220,8 +220,8 @@ def fig15(common: dict[str, Any], trace: str = "") -> Table:
         (
             *ASSUMED,
             "all answers to a prompt are equally long; the last, begun block of the prompt is copied at the fork",
-            f"a step drops {BEAM_TURNOVER:.0%} of the beams for second continuations of others: so many did SmolLM2-135M "
-            "in beam searches of this engine (docs/paper.md)",
+            f"a step drops {BEAM_TURNOVER:.0%} of the beams for second continuations of others, as beam searches of "
+            "SmolLM2-135M do in this engine (docs/paper.md)",
         ),
         bars=paper_beside_ours(rows),
         axes=("", "% of blocks"),
