@@ -146,10 +146,13 @@ class ReferenceOps:
         if traits.qk_norm:
             q, k = (_rms_norm(decoder, f"layers.{layer}.{name}_norm", t) for name, t in (("q", q), ("k", k)))
         q, k = (_rotated(t, positions, traits.layer_ropes[layer]) for t in (q, k))
-        units = _Units(decoder, layer, self.pool, self.batch)
-        units.write(0, positions, k)
-        units.write(1, positions, v)
+        self.write_kv(layer, k, v)
         return decoder.rounded(q)
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        units = _Units(self.decoder, layer, self.pool, self.batch)
+        units.write(0, self.batch.positions, k)
+        units.write(1, self.batch.positions, v)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         decoder, traits, window = self.decoder, self.decoder.traits, self.decoder.traits.layer_windows[layer]

@@ -76,6 +76,34 @@ class LayerGroup:
     layers: tuple[int, ...]  # numbers in the decoder, in order
 
 
+def attention_alone(
+    vocab_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    layer_windows: tuple[int | None, ...],
+    scale: float,
+    softcap: float | None = None,
+) -> DecoderTraits:
+    """Of a decoder that is computed elsewhere but for its attention: no width, no weights (`no_weights`), no rotation.
+
+    Of its ops only `write_kv` and `attend` mean anything.
+    """
+    return DecoderTraits(
+        vocab_size=vocab_size,
+        hidden_size=0,
+        intermediate_size=0,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        layer_windows=layer_windows,
+        layer_ropes=(RopeTraits(()),) * len(layer_windows),
+        norm_eps=1.0,
+        attention_scale=scale,
+        attention_softcap=softcap,
+    )
+
+
 def layer_groups(traits: DecoderTraits) -> tuple[LayerGroup, ...]:
     """Full attention first, then by growing window."""
     windows = sorted(set(traits.layer_windows), key=lambda window: (window is not None, window or 0))
@@ -147,6 +175,9 @@ class Backend(Protocol):
         The result may be a buffer of the backend's that the next forward overwrites.
         """
 
+    def ops(self, decoder: Any, pool: torch.Tensor, batch: StepBatch) -> StepOps:
+        """The ops of one step on `decoder`, one at a time."""
+
     def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """-> int32 [row], a token for each row of logits (fp32 [row, vocab], left as they are); -1 for a row with a NaN
         or without a finite best. A row's token depends on the row alone."""
@@ -164,6 +195,9 @@ class StepOps(Protocol):
 
     def project_qkv(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         """Norm, projections, norms of q and k, rotation; K and V go into the pool. -> q [row, head, head_dim]."""
+
+    def write_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v [row, kv head, head_dim], normed and rotated by whoever made them, go into the pool as they are."""
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Decode rows and prefill chunks in one call. -> [row, head, head_dim]."""
@@ -237,3 +271,8 @@ def weight_shapes(traits: DecoderTraits) -> dict[str, tuple[int, ...]]:
     table = (traits.vocab_size, hidden)
     shapes: dict[str, tuple[int, ...]] = {"embedding": table, "final_norm": (hidden,), "head": table}
     return shapes | {f"layers.{i}.{name}": shape for i in range(traits.num_layers) for name, shape in layer.items()}
+
+
+def no_weights(traits: DecoderTraits) -> dict[str, torch.Tensor]:
+    """What `pack` is given of a decoder without width."""
+    return {name: torch.empty(shape) for name, shape in weight_shapes(traits).items()}

@@ -137,6 +137,9 @@ class CpuOps:
     def project_qkv(self, layer: int, x: Tensor) -> Tensor:
         return self._run("project_qkv", layer, (self.decoder.traits.num_heads, self.decoder.traits.head_dim), x)
 
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self._run("write_kv", layer, (0,), None, torch.stack((k, v), dim=1))
+
     def attend(self, layer: int, q: Tensor) -> Tensor:
         return self._run("attend", layer, (self.decoder.traits.num_heads, self.decoder.traits.head_dim), None, q)
 

@@ -36,6 +36,7 @@ OPS = (
     "project_gate_up",
     "project_down",
     "project_head",
+    "write_kv",
 )
 
 DRAWS = ("temperature", "top_p", "min_p", "chance", "top_k")  # columns of kernels.spec.Draws

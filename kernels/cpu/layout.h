@@ -66,6 +66,6 @@ enum Slot : int32_t {
 };
 
 // The fused ops, to be run one at a time by arena_op; the order is that of OPS in binding.py.
-enum Op : int32_t { kEmbed, kProjectQkv, kAttend, kProjectOutput, kProjectGateUp, kProjectDown, kProjectHead };
+enum Op : int32_t { kEmbed, kProjectQkv, kAttend, kProjectOutput, kProjectGateUp, kProjectDown, kProjectHead, kWriteKv };
 
 }  // namespace arena

@@ -39,8 +39,8 @@ void each_q_head(const AnyDecoder& d, int64_t rows, Move move) {
     }
 }
 
-// x is the residual stream [row][hidden] where the op reads it; `other` is q, the attention's output or the MLP's
-// product; `result` what kernels/spec.py says the op returns.
+// x is the residual stream [row][hidden] where the op reads it; `other` is q, the attention's output, the MLP's product
+// or K and V [row][2][kv head][dim]; `result` what kernels/spec.py says the op returns.
 template <class P, class Matrix>
 void run_op(const Decoder<P, Matrix>& d, const StepInput& in, Team& team, Workspace<P>& w, Op op, int layer, const float* x,
             const float* other, float* result) {
@@ -62,6 +62,7 @@ void run_op(const Decoder<P, Matrix>& d, const StepInput& in, Team& team, Worksp
     case kProjectGateUp: step.project_gate_up(layer); break;
     case kProjectDown: step.project_down(layer); break;
     case kProjectHead: step.project_head(); break;
+    case kWriteKv: step.write_kv(layer, other); break;
   }
   switch (op) {
     case kProjectQkv:
@@ -70,7 +71,7 @@ void run_op(const Decoder<P, Matrix>& d, const StepInput& in, Team& team, Worksp
       });
     case kAttend: return gather<P>(w.attended, in.rows, d.heads_width, result, d.heads_width);
     case kProjectGateUp: return gather<P>(w.product, in.rows, d.inner_stride, result, t.inner);
-    case kProjectHead: return;  // into in.logits
+    case kProjectHead: case kWriteKv: return;  // into in.logits, into the pool
     default: return gather<P>(w.x, in.rows, d.hidden_stride, result, t.hidden);
   }
 }

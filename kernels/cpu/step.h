@@ -109,6 +109,16 @@ class Step {
     });
   }
 
+  // K and V that were computed elsewhere: kv [row][2][kv head][head_dim].
+  void write_kv(int layer, const float* kv) const {
+    const int heads = 2 * t.kv_heads;
+    each(in.rows * static_cast<int64_t>(heads), kHeadsAtOnce, [&](int64_t item) {
+      const int row = static_cast<int>(item / heads), head = static_cast<int>(item % heads);
+      const float* values = kv + item * t.head_dim;
+      head < t.kv_heads ? write_k(layer, row, head, values) : write_v(layer, row, head - t.kv_heads, values);
+    });
+  }
+
   // Piece by piece; where the next one begins is known early, so that its first units can be prefetched.
   void attend(int layer) const {
     const auto& pieces = w.pieces[t.group[layer]];

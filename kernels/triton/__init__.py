@@ -172,6 +172,15 @@ class TritonOps:
     def project_qkv(self, layer: int, x: Tensor) -> Tensor:
         return self.place_heads(layer, self.norm(x, self._weights(layer)["attention_norm"]))
 
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        traits, table = self.decoder.traits, self.plan.page_tables[self.decoder.layers[layer].group]
+        kv = torch.stack((k, v), dim=1).to(self.decoder.dtype).contiguous()
+        elementwise.write_kv[(self.plan.rows, 2 * traits.num_kv_heads)](
+            kv, self._elements, table, self.plan.positions, self.plan.row_sequence, self._unit(layer), table.stride(0),
+            HEADS=2 * traits.num_kv_heads, DIM=traits.head_dim, PADDED_DIM=triton.next_power_of_2(traits.head_dim),
+            **self._page_shape(table), num_warps=1,
+        )  # fmt: skip
+
     def project_output(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         weights, x = self._weights(layer), x.clone()
         y = self.linear(attended.to(self.decoder.dtype), weights["o"])

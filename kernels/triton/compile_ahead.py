@@ -123,6 +123,10 @@ def kernels(shape: Shape) -> Iterator[tuple[str, triton.JITFunction, dict[str, s
         PAIRS=shape.head_dim // 2 if shape.pairs is None else shape.pairs, **pages,
         BIAS=shape.bias, QK_NORM=shape.qk_norm, num_warps=1,
     )  # fmt: skip
+    write = dict(
+        kv="*bf16", pool="*bf16", table="*i32", positions="*i32", row_sequence="*i32", unit="i32", table_stride="i32"
+    )
+    yield "write_kv", elementwise.write_kv, write, dict(HEADS=2 * shape.kv_heads, **dims, **pages, num_warps=1)
     gate = dict(gate_up="*fp32", product="*bf16", width="i32:16")
     yield "gated_activation", elementwise.gated_activation, gate, dict(GELU=shape.gelu, BLOCK=1024)
     copy = dict(words="*i32", sources="*i32", targets="*i32", page_words="i32:16")

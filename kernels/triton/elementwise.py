@@ -91,6 +91,29 @@ def rotate_and_write_kv(
     tl.store(target + second_dim, second.to(pool.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["unit", "table_stride"])
+def write_kv(
+    kv, pool, table, positions, row_sequence, unit, table_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    UNITS_PER_PAGE: tl.constexpr, PAGE_ELEMENTS: tl.constexpr, PAGES_PER_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """kv [row, HEADS, DIM], K of each kv head and then V of each, into their units of the pool. Grid (row, head).
+
+    A row of position -1 is padding: nothing is written for it.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(positions + row)
+    if position < 0:
+        return
+    dim = tl.arange(0, PADDED_DIM)
+    values = tl.load(kv + (row * HEADS + head) * DIM + dim, mask=dim < DIM, other=0.0)
+    own, sequence = unit + head, tl.load(row_sequence + row).to(tl.int64)
+    block = position // BLOCK_TOKENS
+    page = tl.load(table + sequence * table_stride + block * PAGES_PER_BLOCK + own // UNITS_PER_PAGE)
+    start = page.to(tl.int64) * PAGE_ELEMENTS + (own % UNITS_PER_PAGE) * (BLOCK_TOKENS * DIM)
+    tl.store(pool + start + position % BLOCK_TOKENS * DIM + dim, values, mask=dim < DIM)
+
+
 @triton.jit
 def gated_activation(gate_up, product, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """product [row, width] = activation(gate) * up; gate_up fp32 [row, 2 width], the gates first. Grid (row, part)."""

@@ -82,6 +82,8 @@ class OpRun:
                 f"project_gate_up {layer}": self.ops.project_gate_up(layer, x),
                 f"project_down {layer}": self.ops.project_down(layer, x, self.act(14, traits.intermediate_size)),
             }
+            self.ops.write_kv(layer, *(self.act(seed, traits.num_kv_heads, traits.head_dim) for seed in (15, 16)))
+            results[f"attend {layer} to what was written"] = self.ops.attend(layer, self.act(12, *heads))
         return {op: values.float().cpu() for op, values in results.items()}
 
 
