@@ -12,6 +12,10 @@ from engine.errors import CheckpointError
 from kernels.spec import DecoderTraits
 
 
+class NotFused(CheckpointError):
+    """As sound as any, but not what the fused decoder computes; transformers' own modules may (`borrowed.py`)."""
+
+
 class Config(Mapping[str, Any]):
     """What config.json says, over a family's defaults. Remembers which keys were read: see `fields.refuse_unread`."""
 
@@ -102,5 +106,5 @@ def optional_number(config: Mapping[str, Any], key: str) -> float | None:
 def activation(config: Mapping[str, Any], key: str) -> str:
     name = config.get(key)
     if name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: {key} is {name!r}; supported: {', '.join(ACTIVATIONS)}")
+        raise NotFused(f"config.json: {key} is {name!r}; the fused decoder computes {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from engine.architectures.architecture import Config
-from engine.errors import CheckpointError
+from engine.architectures.architecture import Config, NotFused
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +110,11 @@ HARMLESS = {
 
 
 def refuse_unread(config: Config) -> None:
-    """After a family has read its fields. Raises CheckpointError for one that would change what is computed."""
+    """After a family has read its fields. Raises NotFused for one that would change what is computed."""
     unread = config.unread()
     for key, value in unread.items():
         if key in MATHS and not MATHS[key](value):
             name = unread.get("model_type") or "this architecture"
-            raise CheckpointError(f"config.json: {key} is {value!r}, which this engine does not compute for {name}")
+            raise NotFused(f"config.json: {key} is {value!r}, which the fused decoder does not compute for {name}")
     if unknown := sorted(unread.keys() - MATHS.keys() - HARMLESS):
         log.info("config.json says more than this engine reads: %s", ", ".join(unknown))

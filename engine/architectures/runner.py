@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,17 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from engine.architectures.architecture import Config
+from engine.architectures.architecture import Config, NotFused
 from engine.architectures.fields import refuse_unread
 from engine.architectures.rope import context_length
-from engine.architectures.table import ARCHITECTURES, architecture_name
+from engine.architectures.table import architecture_name, known_architecture
 from engine.architectures.weights import CheckpointWeights, weight_files
 from engine.chat import BASE_FORMAT, CHAT_FORMATS, OWN_FORMAT, ChatFormat
 from engine.errors import CheckpointError
 from engine.kv.geometry import GroupGeometry, KVGeometry
 from kernels.spec import Backend, DecoderTraits, StepBatch, layer_groups
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 DIGEST_FILE = ".sha256.json"
@@ -67,46 +70,94 @@ class Runner:
         return CHAT_FORMATS[name].bind(self.tokenizer, self.chat.special_tokens)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """A checkpoint's decoder, and what is known of it; the fields are those of Runner."""
+
+    traits: DecoderTraits
+    context_length: int
+    weight_bytes: int
+    decoder: Any
+
+
 def load_checkpoint(
     folder: Path, *, dtype: torch.dtype, backend: Backend, progress: Progress, precision: str | None = None
 ) -> Runner:
-    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`.
+    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`. What the
+    fused decoder does not compute is left to transformers' modules.
 
     Raises CheckpointError in the words of what is wrong with the folder, or with it for this backend.
     """
-    int8 = precision == "int8"
     config = read_json(folder / "config.json")
-    name = architecture_name(config)
-    architecture = ARCHITECTURES[name]
-    config = Config(config, architecture.defaults)
     if config.get("quantization_config"):
         raise CheckpointError("the weights are quantised (quantization_config); only plain float weights are read")
-    traits = architecture.traits(config, dtype)
-    refuse_unread(config)
-    if reason := backend.unsupported(traits, dtype, int8_weights=int8):
-        raise CheckpointError(f"the {backend.name} kernels cannot run this checkpoint: {reason}")
-    weights = CheckpointWeights(
-        folder, architecture, traits, tied=bool(config.get("tie_word_embeddings")), progress=progress
-    )
+    name = architecture_name(config)
     tokenizer = read_tokenizer(folder)
     tokenizer_config = read_json(folder / "tokenizer_config.json", missing={})
     generation_config = read_json(folder / "generation_config.json", missing={})
     specials = special_tokens(tokenizer_config, read_json(folder / "special_tokens_map.json", missing={}))
-    return Runner(
+    chat = own_chat_format(folder, tokenizer_config, tokenizer, specials)
+    try:
+        kind, computed = Runner, fuse(folder, config, dtype, backend, progress, int8=precision == "int8")
+    except NotFused as reason:
+        kind, computed = borrow_instead(folder, config, reason, dtype, backend, progress, precision)
+    return kind(
         digest=checkpoint_digest(folder) + (f" {precision}" if precision else ""),
         architecture=name,
-        traits=traits,
-        geometry=geometry_of(traits, dtype),
-        context_length=context_length(config),
+        traits=computed.traits,
+        geometry=geometry_of(computed.traits, dtype),
+        context_length=computed.context_length,
         dtype=dtype,
-        weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
+        weight_bytes=computed.weight_bytes,
         tokenizer=tokenizer,
         bos_token_id=bos_token_id(config, specials, tokenizer),
         eos_token_ids=eos_token_ids(config, generation_config, specials, tokenizer),
-        chat=own_chat_format(folder, tokenizer_config, tokenizer, specials),
+        chat=chat,
         backend=backend,
+        decoder=computed.decoder,
+    )
+
+
+def fuse(
+    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, backend: Backend, progress: Progress, *, int8: bool
+) -> Computed:
+    """Packs the weights for the backend's own decoder. Raises NotFused where that computes something else."""
+    architecture = known_architecture(config)
+    config = Config(config, architecture.defaults)
+    traits = architecture.traits(config, dtype)
+    refuse_unread(config)
+    if reason := backend.unsupported(traits, dtype, int8_weights=int8):
+        refusal = CheckpointError if int8 else NotFused
+        raise refusal(f"the {backend.name} kernels cannot run this checkpoint: {reason}")
+    tied = bool(config.get("tie_word_embeddings"))
+    weights = CheckpointWeights(folder, architecture, traits, tied=tied, progress=progress)
+    return Computed(
+        traits=traits,
+        context_length=context_length(config),
+        weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
         decoder=backend.pack(traits, weights, dtype, int8_weights=int8),
     )
+
+
+def borrow_instead(
+    folder: Path,
+    config: Mapping[str, Any],
+    reason: NotFused,
+    dtype: torch.dtype,
+    backend: Backend,
+    progress: Progress,
+    precision: str | None,
+) -> tuple[type[Runner], Computed]:
+    """The same through transformers' modules. Raises CheckpointError, which says both why not so and why so at all."""
+    if precision:
+        raise CheckpointError(f"only the fused decoder has {precision} weights; {reason}")
+    from engine.architectures.borrowed import BorrowedRunner, borrow  # takes seconds, that most need not wait for
+
+    log.info("%s runs through transformers' modules, for %s", folder, reason)
+    try:
+        return BorrowedRunner, borrow(folder, config, dtype=dtype, backend=backend, progress=progress)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} (read through transformers, for {reason})") from error
 
 
 def geometry_of(traits: DecoderTraits, dtype: torch.dtype) -> KVGeometry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.architectures.architecture import Architecture
+from engine.architectures.architecture import Architecture, NotFused
 from engine.architectures.gemma import GEMMA2, GEMMA3
 from engine.architectures.granite import GRANITE
 from engine.architectures.llama import LLAMA
@@ -34,11 +34,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_name(config: Mapping[str, Any]) -> str:
-    """The first name of config.json's `architectures`; raises CheckpointError unless it is in the table."""
+    """The first name of config.json's `architectures`; raises CheckpointError without one."""
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(names, list) or not names:
+        raise CheckpointError("config.json names no architecture, such as LlamaForCausalLM")
+    return names[0]
+
+
+def known_architecture(config: Mapping[str, Any]) -> Architecture:
+    """The one of the table; raises NotFused for another."""
+    name = architecture_name(config)
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        stated = f"architecture {name} is not supported" if name else "config.json names no architecture"
-        raise CheckpointError(f"{stated}; supported: {known}")
-    return name
+        raise NotFused(f"{name} is none of the fused decoder's architectures: {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]

@@ -109,9 +109,11 @@ def tiny_checkpoint(folder: Path, case: str, seed: int = 1) -> PreTrainedModel:
     return save_tiny(folder, *CASES[case], seed=seed)
 
 
-def save_tiny(folder: Path, kind: str, changes: dict[str, Any], seed: int = 1) -> PreTrainedModel:
-    """The same of any `model_type` and changes of SMALL."""
-    config = CONFIG_MAPPING[kind](**{**SMALL, "initializer_range": 0.15, **changes})
+def save_tiny(
+    folder: Path, kind: str, changes: dict[str, Any], seed: int = 1, small: dict[str, Any] = SMALL
+) -> PreTrainedModel:
+    """The same of any `model_type` and changes of `small`."""
+    config = CONFIG_MAPPING[kind](**{**small, "initializer_range": 0.15, **changes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
