@@ -43,17 +43,15 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow], draw: DrawKernel = drawi
 def draws_of(rows: Sequence[SamplingRow]) -> Draws:
     """The settings of all rows, column by column, with the random number of each."""
     params = [row.params for row in rows]
-
-    def column(values: list, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype)
-
-    return Draws(
-        temperature=column([each.temperature if each.temperature >= GREEDY_BELOW else 0 for each in params]),
-        top_k=column([max(each.top_k, 0) for each in params], torch.int32),
-        top_p=column([each.top_p for each in params]),
-        min_p=column([each.min_p for each in params]),
-        chance=column([uniform(row.seed, len(row.output_ids)) for row in rows]),
-    )
+    settings = [
+        [each.temperature if each.temperature >= GREEDY_BELOW else 0 for each in params],
+        [each.top_p for each in params],
+        [each.min_p for each in params],
+        [uniform(row.seed, len(row.output_ids)) for row in rows],
+    ]
+    temperature, top_p, min_p, chance = torch.from_numpy(np.array(settings, np.float64))
+    top_k = torch.from_numpy(np.array([max(each.top_k, 0) for each in params], np.int32))
+    return Draws(temperature, top_k, top_p, min_p, chance)
 
 
 def adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
