@@ -28,8 +28,23 @@ from app.sockets import peer_silence_seconds
 from app.visitors import VisitorView
 from app.votes import audit
 
-router = APIRouter(prefix="/api")
-admin_router = APIRouter(prefix="/api/admin", tags=["admin"])
+
+class ErrorDetail(BaseModel):
+    code: str
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """What every answer of 400 and above holds; `tokens` and `limit` too where a prompt is too long."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": "An error."} for status in ("4XX", "5XX")
+}
+router = APIRouter(prefix="/api", responses=ERRORS)
+admin_router = APIRouter(prefix="/api/admin", tags=["admin"], responses=ERRORS)
 
 SERVER_SENT_EVENTS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -105,7 +120,7 @@ async def start_battle(body: Prompt, request: Request, visitor: Visitor, app: Ap
     return BegunTurn.of(await app.battles.start(visitor.id, app.secret.address_hash(address), body.prompt))
 
 
-@router.get("/battles/current")
+@router.get("/battles/current", responses={204: {"description": "There is none."}})
 async def current_battle(visitor: Somebody, app: App) -> Response:
     battle = await app.battles.current(visitor.id) if visitor else None
     if battle is None:
@@ -145,7 +160,11 @@ async def vote(battle_id: str, body: VoteCast, visitor: Visitor, app: App) -> di
     return {"battle": battle_id, **asdict(await app.battles.vote(visitor.id, battle_id, body.kind))}
 
 
-@router.get("/battles/{battle_id}/events")
+@router.get(
+    "/battles/{battle_id}/events",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "There is nothing to follow."}},
+)
 async def events(battle_id: str, request: Request, visitor: Visitor, app: App, after: int = 0) -> Response:
     """Server-sent events of the last turn: `block`, `side`, `state`. 204 where none will follow."""
     seen = request.headers.get("last-event-id", "")
@@ -202,7 +221,7 @@ async def memory(request: Request, app: App) -> Pool:
     return Pool(**await app.memory.snapshot(exact=_sees_exactly(request, app)))
 
 
-@router.get("/memory/frames", response_class=StreamingResponse)
+@router.get("/memory/frames", response_class=Response, responses={200: {"content": {"application/octet-stream": {}}}})
 async def memory_frames(request: Request, app: App) -> Response:
     """The pool page by page, live: binary messages as docs/engine.md tells them, at most 20 a second."""
     frames = app.memory.watch(exact=_sees_exactly(request, app))
@@ -223,7 +242,11 @@ async def status(app: App) -> dict[str, Any]:
     return {"ready_models": ready, "enough": message is None, "message": message}
 
 
-@router.get("/leaderboard")
+@router.get(
+    "/leaderboard",
+    response_class=Response,
+    responses={200: {"content": {export.media_type: {} for export in EXPORTS.values()}}},
+)
 async def leaderboard(request: Request, app: App, format: str = "json") -> Response:
     """The board that the page shows for the same query (`method`, `ci`, `category`, `style`, `since` ...), as `json`,
     `csv`, `md` or `svg`."""

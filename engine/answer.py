@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -13,7 +13,7 @@ import orjson
 from engine.logprobs import PlacedScore, Score
 from engine.schema import StreamOptions
 from engine.sequence import GenerationEvent
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import Spelling, Vocabulary
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -43,11 +43,11 @@ def echo_of(tokens: Sequence[int], vocabulary: Vocabulary, text: str | None) -> 
     return Echo(tokens, offsets, b"".join(spelled).decode(errors="replace") if text is None else text)
 
 
-def chat_logprobs(scores: Iterable[PlacedScore], vocabulary: Vocabulary, echo: Echo, prompt_scores: Any) -> Any:
+def chat_logprobs(scores: Iterable[PlacedScore], spelling: Spelling, echo: Echo, prompt_scores: Any) -> Any:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        content = vocabulary.bytes_of(token)
+        content = spelling.bytes_of(token)
         as_bytes = None if content is None else list(content)
-        return {"token": vocabulary.name_of(token), "logprob": max(logprob, LEAST_LOGPROB), "bytes": as_bytes}
+        return {"token": spelling.name_of(token), "logprob": max(logprob, LEAST_LOGPROB), "bytes": as_bytes}
 
     content = [
         {
@@ -61,15 +61,15 @@ def chat_logprobs(scores: Iterable[PlacedScore], vocabulary: Vocabulary, echo: E
 
 def text_logprobs(
     scores: Iterable[PlacedScore],
-    vocabulary: Vocabulary,
+    spelling: Spelling,
     echo: Echo,
     prompt_scores: Sequence[Score | None],
 ) -> dict[str, Any]:
     """With those of the prompt in front, where they are given. Nothing comes before the first token of a prompt."""
 
     def name(token: int) -> str:
-        known = vocabulary.bytes_of(token) is None or vocabulary.is_text(token)
-        return vocabulary.name_of(token) if known else "bytes:" + vocabulary.name_of(token)
+        known = spelling.bytes_of(token) is None or spelling.is_text(token)
+        return spelling.name_of(token) if known else "bytes:" + spelling.name_of(token)
 
     prompt = zip(echo.tokens, prompt_scores, echo.offsets, strict=True) if prompt_scores else ()
     answer = ((each.score.token, each.score, each.offset + len(echo.text)) for each in scores)
@@ -77,7 +77,7 @@ def text_logprobs(
     for token, score, offset in (*prompt, *answer):
         tokens.append(name(token))
         offsets.append(offset)
-        pairs = [*score.best, (score.token, score.logprob)] if score else []
+        pairs = [(score.token, score.logprob), *score.best] if score else []
         likeliest.append({name(each): max(logprob, LEAST_LOGPROB) for each, logprob in pairs} if score else None)
         logprobs.append(max(score.logprob, LEAST_LOGPROB) if score else None)
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": likeliest, "text_offset": offsets}
@@ -85,16 +85,16 @@ def text_logprobs(
 
 @dataclass(frozen=True)
 class Dialect:
-    """What chat completions and completions call the same things. Bytes: a choice from its index up to its text, and
-    from it on."""
+    """What chat completions and completions call the same things. Bytes, of a choice in an event: who speaks, where
+    that is said; what comes before the text and after it; the end."""
 
     id_prefix: str
     whole: str
     event: str
     choice: Callable[[str], dict[str, Any]]
     logprobs: Callable[..., Any]
-    first: bytes
-    next: bytes
+    role: bytes
+    text: bytes
     close: bytes
     last: bytes
 
@@ -105,8 +105,8 @@ CHAT = Dialect(
     event="chat.completion.chunk",
     choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     logprobs=chat_logprobs,
-    first=b'"delta":{"role":"assistant","content":',
-    next=b'"delta":{"content":',
+    role=b'"delta":{"role":"assistant","content":null}',
+    text=b'"delta":{"content":',
     close=b"}",
     last=b'"delta":{}',
 )
@@ -116,38 +116,40 @@ TEXT = Dialect(
     event="text_completion",
     choice=lambda text: {"text": text},
     logprobs=text_logprobs,
-    first=b'"text":',
-    next=b'"text":',
+    role=b"",
+    text=b'"text":',
     close=b"",
     last=b'"text":""',
 )
 
 
 class Usage:
-    """Tokens of a request so far: the prompt's once, those of all its choices."""
+    """Tokens of a request so far: each prompt's once, those of all choices. `choices`: answers to each prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
         self._answers: dict[int, int] = {}
-        self._prompt = self._cached = 0
+        self._prompts: dict[int, tuple[int, int]] = {}  # tokens, and how many of them were cached
 
     def count(self, event: GenerationEvent) -> None:
         self._answers[event.index] = event.completion_tokens
-        self._prompt, self._cached = event.prompt_tokens, event.cached_tokens
+        self._prompts[event.index // self._choices] = event.prompt_tokens, event.cached_tokens
 
     def as_dict(self) -> dict[str, Any]:
         completion = sum(self._answers.values())
+        prompt, cached = (sum(counts) for counts in zip(*self._prompts.values(), strict=True))
         return {
-            "prompt_tokens": self._prompt,
+            "prompt_tokens": prompt,
             "completion_tokens": completion,
-            "total_tokens": self._prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self._cached},
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
 
 class Answer:
-    """All choices of one answer. What never changes in its events is encoded once.
+    """All choices of one answer: `choices` to each prompt. What never changes in its events is encoded once.
 
-    `vocabulary`: where log-probabilities are asked for. `echo`: what each choice begins with.
+    `spelling`: where log-probabilities are asked for. `echoes`: what the choices of each prompt begin with.
     """
 
     def __init__(
@@ -157,12 +159,13 @@ class Answer:
         request_id: str,
         *,
         usage: StreamOptions | None = None,
-        vocabulary: Vocabulary | None = None,
-        echo: Echo = NO_ECHO,
+        spelling: Spelling | None = None,
+        echoes: Sequence[Echo] = (),
+        choices: int = 1,
     ) -> None:
         self.id = f"{dialect.id_prefix}-{request_id}"
-        self.used = Usage()
-        self._dialect, self._vocabulary, self._echo = dialect, vocabulary, echo
+        self.used = Usage(choices)
+        self._dialect, self._spelling, self._echoes, self._choices = dialect, spelling, echoes, choices
         self._usage = usage or StreamOptions()
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         head = orjson.dumps({"object": dialect.event, **self._head})
@@ -181,18 +184,23 @@ class Answer:
         return orjson.dumps({**head, "choices": choices, "usage": self.used.as_dict()})
 
     def events(self, event: GenerationEvent) -> bytes:
-        """What one event of the engine's is in events of OpenAI's, possibly nothing. A choice without any text still
-        tells its role."""
-        self.used.count(event)
+        """What one event of the engine's is in events of OpenAI's, possibly nothing. The role comes before any token,
+        in an event of its own, as from all who speak this API."""
         index = b'{"index":%d,' % event.index
         events, first = b"", event.index not in self._begun
-        text = self._echo.text + event.text if first else event.text
-        if text or (first and event.finish_reason) or event.scores or event.prompt_scores:
-            opening = self._dialect.first if first else self._dialect.next
+        text = self._echo(event.index).text + event.text if first else event.text
+        said = text or event.scores or event.prompt_scores
+        if first and (said or event.finish_reason):
             self._begun.add(event.index)
-            choice = index + opening + orjson.dumps(text) + self._dialect.close
+            if self._dialect.role:
+                self.used.count(replace(event, completion_tokens=0))
+                choice = index + self._dialect.role + b',"logprobs":null,"finish_reason":null}'
+                events = self._before + choice + self._end_of_event()
+        self.used.count(event)
+        if said:
+            choice = index + self._dialect.text + orjson.dumps(text) + self._dialect.close
             choice += b',"logprobs":' + self._logprobs_of([event]) + b',"finish_reason":null}'
-            events = self._before + choice + self._end_of_event()
+            events += self._before + choice + self._end_of_event()
         if event.finish_reason:
             reason = orjson.dumps(event.finish_reason)
             choice = index + self._dialect.last + b',"logprobs":null,"finish_reason":' + reason + b"}"
@@ -205,18 +213,22 @@ class Answer:
         return self._before + b'],"usage":' + orjson.dumps(self.used.as_dict()) + b"}\n\n" + DONE
 
     def _choice(self, index: int, events: list[GenerationEvent]) -> dict[str, Any]:
-        text = self._echo.text + "".join(event.text for event in events)
+        text = self._echo(index).text + "".join(event.text for event in events)
         choice = {"index": index, **self._dialect.choice(text), "finish_reason": events[-1].finish_reason}
         return {**choice, "logprobs": orjson.Fragment(self._logprobs_of(events))}
 
+    def _echo(self, index: int) -> Echo:
+        return self._echoes[index // self._choices] if self._echoes else NO_ECHO
+
     def _logprobs_of(self, events: list[GenerationEvent]) -> bytes:
-        if self._vocabulary is None:
+        if self._spelling is None:
             return b"null"
         scores = [score for event in events for score in event.scores]
         prompt_scores = events[0].prompt_scores or ()
-        return orjson.dumps(self._dialect.logprobs(scores, self._vocabulary, self._echo, prompt_scores))
+        echo = self._echo(events[0].index)
+        return orjson.dumps(self._dialect.logprobs(scores, self._spelling, echo, prompt_scores))
 
     def _end_of_event(self) -> bytes:
-        if not self._usage.continuous_usage_stats:
+        if not (self._usage.include_usage and self._usage.continuous_usage_stats):
             return self._after
         return b'],"usage":' + orjson.dumps(self.used.as_dict()) + b"}\n\n"

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from engine.errors import BadRequest, CheckpointError
 
@@ -49,17 +49,31 @@ class ChatFormat:
             raise CheckpointError(f"the chat template is broken: {error}") from error
         self._folds_system = not self._renders_system()
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
         """Token ids of the chat up to where the assistant speaks. Raises BadRequest if the template refuses it.
 
-        A template without a system role gets the system text at the head of the first user message.
+        A template without a system role gets the system text at the head of the first user message. With
+        `continue_final_message` the tokens end where the last message does, before whatever the template closes it
+        with. `add_special_tokens`: also those that the tokenizer adds, beside the ones that the template writes.
         """
         if self._folds_system:
             messages = fold_system(messages)
         mark = unused_mark(messages)
-        text = self._render([break_control_tokens(message, self._control_tokens, mark) for message in messages])
+        broken = [break_control_tokens(message, self._control_tokens, mark) for message in messages]
+        if continue_final_message:
+            text = self._render_open(broken, mark)
+        else:
+            text = self._render(broken, add_generation_prompt)
         pieces = self._tokenizer.encode_batch_fast(text.split(mark), add_special_tokens=False)
-        return [token for piece in pieces for token in piece.ids]
+        tokens = [token for piece in pieces for token in piece.ids]
+        return self._with_special_tokens(pieces, tokens) if add_special_tokens else tokens
 
     def system_prefix(self, system_prompt: str) -> list[int]:
         """The tokens that every chat with this system prompt begins with (what two different users' share)."""
@@ -67,9 +81,26 @@ class ChatFormat:
         first, second = (self.encode([*system, {"role": "user", "content": text}]) for text in ("Hi", "9?"))
         return first[: common_length(first, second)]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _with_special_tokens(self, pieces: list[Encoding], tokens: list[int]) -> list[int]:
+        """What the tokenizer makes of the whole; of a first token that the template writes too, one."""
+        whole = self._tokenizer.post_process(Encoding.merge(pieces, growing_offsets=False)).ids
+        return whole[1:] if len(whole) > len(tokens) and whole[:1] == tokens[:1] else whole
+
+    def _render_open(self, messages: Sequence[Message], mark: str) -> str:
+        """The chat up to the end of what its last message says. The space behind the end mark tells whether the
+        template strips messages: then it would have stripped that end too (as transformers does it)."""
+        *before, last = messages
+        end = f"{mark}\ufdd2 "
+        text = self._render([*before, {**last, "content": last["content"] + end}], add_generation_prompt=False)
+        at = text.rfind(end.rstrip())
+        if at < 0:
+            raise BadRequest("the chat template does not write the last message as it is", param="messages")
+        return text[:at] if text.startswith(end, at) else text[:at].rstrip()
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        flags = {"add_generation_prompt": add_generation_prompt}
         try:
-            return self._compiled.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
+            return self._compiled.render(messages=messages, **flags, **self.special_tokens)
         except TemplateError as error:
             raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:

@@ -37,7 +37,15 @@ class Choice:
         self.ends = set(params.stop_token_ids) | (set() if params.ignore_eos else runner.eos_token_ids)
         banned = self.ends if params.min_tokens else ()
         self.row = SamplingRow(params, prompt_ids, [], seed, tuple(each for each in banned if each < runner.vocab_size))
-        self._stream = TextStream(runner.tokenizer, prompt_ids, params.stop, min_tokens=params.min_tokens)
+        self.hidden = set() if params.include_stop_str_in_output else self.ends  # tokens without a text
+        self._stream = TextStream(
+            runner.tokenizer,
+            prompt_ids,
+            params.stop,
+            min_tokens=params.min_tokens,
+            special=not params.skip_special_tokens,
+            shows_stop=params.include_stop_str_in_output,
+        )
         self._scores = ScoreStream() if params.logprobs is not None else None
         self._shown = 0  # characters
 
@@ -50,14 +58,15 @@ class Choice:
         return not self.forks and self._scores is None and self.constraint is None
 
     def accept(self, token: int, score: Score | None = None) -> GenerationEvent:
-        """Takes the token that was drawn. A token or string that ends the answer is counted but has no text."""
+        """Takes the token that was drawn. A token or string that ends the answer is counted but has no text, unless
+        that is asked for."""
         output, params = self.row.output_ids, self.params
         output.append(token)
         self.sequence.append(token)
         if len(output) == params.min_tokens:
             self.row.banned = ()
         ended, offset = token in self.ends, self._stream.decoded
-        text = "" if ended else self._stream.push(token)
+        text = "" if token in self.hidden else self._stream.push(token)
         if self.constraint is not None and not ended:
             ended = self.constraint.accept(token)
         full = len(output) == params.max_tokens
@@ -67,7 +76,7 @@ class Choice:
         reason = "stop" if stopped else "length" if full else None
         if score is None:
             return self._event(text, (token,), reason)
-        if token not in self.ends:
+        if token not in self.hidden:
             self._scores.push(score, offset)
         self._shown += len(text)
         scores = self._scores.release(self._shown)
@@ -88,7 +97,7 @@ class Choice:
     def found(self, tokens: list[int], reason: str) -> GenerationEvent:
         """The whole answer, where it was searched and not drawn."""
         self.row.output_ids.extend(tokens)
-        text = "".join(self._stream.push(token) for token in tokens if token not in self.ends) + self._stream.flush()
+        text = "".join(self._stream.push(token) for token in tokens if token not in self.hidden) + self._stream.flush()
         return self._event(text, tuple(tokens), reason)
 
     def score_prompt(self, first: int, logits: Tensor) -> None:

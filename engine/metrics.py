@@ -69,23 +69,26 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def timer(self, model: str) -> RequestTimer:
-        return RequestTimer(self, model)
+    def timer(self, model: str, choices: int = 1) -> RequestTimer:
+        return RequestTimer(self, model, choices)
 
 
 class RequestTimer:
-    """Watches the events of one request from its arrival on."""
+    """Watches the events of one request from its arrival on. `choices`: answers to each of its prompts."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self._metrics, self._model = metrics, model
+    def __init__(self, metrics: Metrics, model: str, choices: int) -> None:
+        self._metrics, self._model, self._choices = metrics, model, choices
         self._arrival = time.monotonic()
+        self._begun: set[int] = set()  # prompts of which a token came
         self._last_token: dict[int, float] = {}  # of each choice
         self._inter_token = metrics.inter_token.labels(model)
         self._generation_tokens = metrics.generation_tokens.labels(model)
 
     def observe(self, event: GenerationEvent, now: float) -> None:
         if event.token_ids:
-            if not self._last_token:
+            prompt = event.index // self._choices
+            if prompt not in self._begun:
+                self._begun.add(prompt)
                 self._metrics.time_to_first_token.labels(self._model).observe(now - self._arrival)
             elif event.index in self._last_token:
                 self._inter_token.observe(now - self._last_token[event.index])
@@ -98,7 +101,7 @@ class RequestTimer:
         of, model = self._metrics, self._model
         of.end_to_end.labels(model).observe(now - self._arrival)
         of.answer_size.labels(model).observe(event.completion_tokens)
-        if event.index == 0:  # the prompt is that of all choices
+        if event.index % self._choices == 0:  # the prompt is that of all its choices
             of.prompt_size.labels(model).observe(event.prompt_tokens)
             of.prompt_tokens.labels(model).inc(event.prompt_tokens)
             of.prefix_queries.labels(model).inc(event.prompt_tokens)

@@ -6,6 +6,7 @@ with the values that ask for nothing; `NO_EFFECT` those that by their definition
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +18,10 @@ from engine.errors import BadRequest, ContextTooLong, InvalidParameter, UnknownP
 from engine.sequence import SamplingParams
 
 MOST_CHOICES = 128
+MOST_PROMPTS = 1024  # in one request
 MOST_LOGPROBS = 20
+MOST_NAMED = 8  # of what is wrong in a list, in an error
+TOKEN_ID = re.compile(r"[0-9]{1,18}")
 NOT_WITH_BEAMS = (
     "stream", "logprobs", "logit_bias", "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "stop", "response_format", "structured_outputs", "guided_json",
@@ -99,21 +103,15 @@ class Sampling(Schema):
 
 
 NOT_NAMES = frozenset(
-    {"body", "path", "query", "str", "list[int]"}
+    {"body", "path", "query", "str", "list[int]", "list[str]", "list[list[int]]"}
 )  # parts of pydantic's paths: sources, union branches
 SAMPLING_NAMES = tuple(Sampling.model_fields)
 
 
 class StreamOptions(Schema):
     include_usage: bool = False  # in an event of its own before the end
-    continuous_usage_stats: bool = False  # and in every event, so far
+    continuous_usage_stats: bool = False  # where usage is included: in every event too, so far
     interval_ms: int = Field(0, ge=0, le=10_000)  # between events: what comes sooner is merged, the end excepted
-
-    @model_validator(mode="after")
-    def usage_is_included(self) -> StreamOptions:
-        if self.continuous_usage_stats and not self.include_usage:
-            raise InvalidParameter("stream_options", "stream_options: continuous_usage_stats needs include_usage")
-        return self
 
 
 def text_of_parts(content: Any) -> Any:
@@ -142,7 +140,7 @@ class Message(Schema):
 class JsonSchemaFormat(Schema):
     """`name`, `description` and `strict` say nothing that changes the answer: it always follows the schema."""
 
-    name: str
+    name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
@@ -183,12 +181,28 @@ class GenerationRequest(Sampling):
     no_effect = NO_EFFECT
     text_param: ClassVar[str] = "prompt"  # where the caller wrote what is answered
 
-    model: str
+    model: str | None = Field(None, description="May be left out where the engine serves one.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="Answers to the same prompt; i draws with seed + i.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=1024, description="Token id to what is added to its logit."
+    )
+
+    skip_special_tokens: bool | None = Field(
+        None, description="Whether special tokens have no text in the answer; so if not said."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Whether the stop string or token that ends an answer is part of its text."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Whether log-probabilities call tokens token_id:N instead of by their text."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=1, description="Most tokens of a prompt that are read; the last ones of a longer one."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where truncate_prompt_tokens cuts; left if not said."
     )
 
     user: str | None = Field(
@@ -223,10 +237,29 @@ class GenerationRequest(Sampling):
             raise InvalidParameter(asked[1][0], f"{asked[0][0]} and {asked[1][0]} both say what to answer; give one")
         return asked[0] if asked else None
 
+    def read(self, prompt: list[int]) -> list[int]:
+        """The tokens of a prompt that are read."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        return prompt[:most] if self.truncation_side == "right" else prompt[-most:]
+
+    @property
+    def text_asked(self) -> dict[str, Any]:
+        """What of SamplingParams says which tokens are text."""
+        asked = {name: getattr(self, name) for name in ("skip_special_tokens", "include_stop_str_in_output")}
+        return {name: value for name, value in asked.items() if value is not None}
+
     @property
     def scores_asked(self) -> dict[str, Any]:
         """What of SamplingParams says which log-probabilities are wanted."""
         return {}
+
+    @model_validator(mode="after")
+    def a_side_of_what_is_cut(self) -> GenerationRequest:
+        if self.truncation_side and self.truncate_prompt_tokens is None:
+            raise InvalidParameter("truncation_side", "truncation_side goes with truncate_prompt_tokens only")
+        return self
 
     @model_validator(mode="after")
     def stream_options_need_a_stream(self) -> GenerationRequest:
@@ -235,7 +268,35 @@ class GenerationRequest(Sampling):
         return self
 
 
-class ChatRequest(GenerationRequest):
+class Rendering(Schema):
+    """How a chat becomes a prompt, in the words of transformers and vLLM."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether the assistant's turn is opened at the end; so if not said."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Whether the last message stays open, for the answer to go on with, and no turn is opened."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own, such as a first token, where the text has none."
+    )
+
+    @property
+    def rendering(self) -> dict[str, bool]:
+        """As `ChatFormat.encode` takes it."""
+        opened = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return {"add_generation_prompt": opened, "continue_final_message": bool(self.continue_final_message)}
+
+    @model_validator(mode="after")
+    def one_turn_is_open(self) -> Rendering:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidParameter(
+                "continue_final_message", "continue_final_message and add_generation_prompt contradict each other"
+            )
+        return self
+
+
+class ChatRequest(Rendering, GenerationRequest):
     off = CHAT_OFF
     text_param = "messages"
 
@@ -262,20 +323,25 @@ class ChatRequest(GenerationRequest):
         return self
 
 
-def one_prompt(prompt: Any) -> Any:
-    """A text or one list of token ids; several prompts in one request are refused."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise UnsupportedParameter("prompt", "prompt: several prompts in one request are not supported")
-        return prompt[0]
+def few_enough(prompt: Any) -> Any:
+    """Before they are looked at one by one."""
+    if isinstance(prompt, list) and len(prompt) > MOST_PROMPTS and isinstance(prompt[0], (str, list)):
+        raise InvalidParameter("prompt", f"prompt: {len(prompt):,} in one request, at most {MOST_PROMPTS:,}")
     return prompt
 
 
-Prompt = Annotated[str | list[int], BeforeValidator(one_prompt, json_schema_input_type=str | list[int] | list[str])]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompt = Annotated[str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)], BeforeValidator(few_enough)]
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Prompt
+    prompt: Prompt = Field(
+        description=f"A text, its tokens, or a list of up to {MOST_PROMPTS:,} of either, answered in its order."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own, such as a first token, to a text; so if not said."
+    )
     max_tokens: int | None = Field(None, ge=0, description="0 only with echo: nothing is generated.")
     logprobs: int | None = Field(
         None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities of each token and of so many likeliest ones."
@@ -294,6 +360,11 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(None, description="Whether the prompt, and its logprobs if asked for, come first.")
 
     @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return self.prompt if several else [self.prompt]
+
+    @property
     def scores_asked(self) -> dict[str, Any]:
         return {} if self.logprobs is None else {"logprobs": self.logprobs, "prompt_logprobs": bool(self.echo)}
 
@@ -303,6 +374,12 @@ class CompletionRequest(GenerationRequest):
             return None
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamParams(self.beam_width or self.n or 1, penalty, self.early_stopping or False)
+
+    @model_validator(mode="after")
+    def special_tokens_go_with_text(self) -> CompletionRequest:
+        if self.add_special_tokens is not None and not isinstance(self.prompts[0], str):
+            raise InvalidParameter("add_special_tokens", "add_special_tokens goes with a text, not with its tokens")
+        return self
 
     @model_validator(mode="after")
     def something_is_asked_for(self) -> CompletionRequest:
@@ -319,20 +396,24 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-class TokenizeRequest(Schema):
-    model: str
+class TokenizeRequest(Rendering):
+    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
+    return_token_strs: bool | None = Field(None, description="Whether to say how the vocabulary writes each token.")
 
     @model_validator(mode="after")
     def one_text(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidParameter("prompt", "give either prompt or messages")
+        for name in ("add_generation_prompt", "continue_final_message") if self.messages is None else ():
+            if getattr(self, name) is not None:
+                raise InvalidParameter(name, f"{name} goes with messages only")
         return self
 
 
 class DetokenizeRequest(Schema):
-    model: str
+    model: str | None = None
     tokens: list[int]
 
 
@@ -360,6 +441,19 @@ class ModelRequest(Schema):
         description="Share of the pool that it may count on. What it does not use is lent to other models, and taken "
         "back when it asks: from the cache first, then from the model that is furthest over its own share.",
     )
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every answer of 400 and above holds, whichever route it comes from."""
+
+    error: ErrorDetail
 
 
 def explained(error: dict[str, Any]) -> BadRequest:
@@ -397,7 +491,8 @@ def sampling_params(
     room = context_length - prompt_tokens
     if room < min(1, asked.get("max_tokens", 1)) or asked.get("max_tokens", 1) > room:
         raise ContextTooLong(model, prompt_tokens, context_length, asked.get("max_tokens", 0), request.text_param)
-    values = {"max_tokens": max_tokens or room, **defaults, **asked, "n": request.n or 1, **request.scores_asked}
+    values = {"max_tokens": max_tokens or room, **defaults, **asked, "n": request.n or 1}
+    values |= request.scores_asked | request.text_asked
     values["max_tokens"] = min(values["max_tokens"], room)
     if "min_tokens" not in asked:
         values["min_tokens"] = min(values.get("min_tokens", 0), values["max_tokens"])
@@ -413,16 +508,16 @@ def sampling_params(
 
 def token_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     """(token, bias), the tokens as numbers. JSON has only text for keys."""
-    wrong = next((token for token in bias if not (token.isascii() and token.isdigit())), None)
-    if wrong is not None:
-        raise InvalidParameter("logit_bias", f"logit_bias: {wrong!r} is not the id of a token")
+    if wrong := [token for token in bias if not TOKEN_ID.fullmatch(token)]:
+        named = ", ".join(repr(token[:40]) for token in wrong[:MOST_NAMED])
+        raise InvalidParameter("logit_bias", f"logit_bias takes ids of tokens as its keys, not {named}")
     tokens = check_tokens("logit_bias", (int(token) for token in bias), vocab_size)
     return tuple(zip(tokens, bias.values(), strict=True))
 
 
 def check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     tokens = tuple(tokens)
-    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise InvalidParameter(name, f"{name}: {wrong} is not a token; the vocabulary has {vocab_size:,}")
+    if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+        named = ", ".join(str(token) for token in wrong[:MOST_NAMED])
+        raise InvalidParameter(name, f"{name}: {named} out of vocabulary, which has {vocab_size} tokens")
     return tokens

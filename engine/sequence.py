@@ -41,6 +41,8 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     n: int = 1  # answers to the same prompt
     logprobs: int | None = None  # how many of the likeliest tokens to name beside each; None: no log-probabilities
     prompt_logprobs: bool = False  # those of the prompt too; `logprobs` says how many

@@ -16,11 +16,13 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,7 +36,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import kernels
-from engine.answer import CHAT, DONE, NO_ECHO, TEXT, Answer, echo_of
+from engine.answer import CHAT, DONE, TEXT, Answer, Dialect, Echo, echo_of
 from engine.architectures import Runner
 from engine.chat import ChatFormat
 from engine.config import EngineConfig, is_loopback
@@ -59,6 +61,7 @@ from engine.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorBody,
     GenerationRequest,
     ModelRequest,
     TokenizeRequest,
@@ -67,12 +70,13 @@ from engine.schema import (
     sampling_params,
 )
 from engine.sequence import GenerationEvent, SamplingParams
-from engine.vocabulary import Vocabulary
+from engine.vocabulary import Spelling, Vocabulary
 
 log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
 OPEN_PATHS = ("/health",)
+JSON, EVENTS, TEXT_LINES, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 
 
@@ -167,30 +171,32 @@ def is_admin(path: str) -> bool:
     return path == "/models" or path.startswith("/models/")
 
 
+@dataclass(frozen=True)
+class Ask:
+    """What one prompt asks of a model: `n` answers. `runner`: whose tokens these are."""
+
+    model: str
+    runner: Runner
+    prompt_ids: list[int]
+    params: SamplingParams
+    terms: Terms
+
+
 class Generation(Response):
-    """The answer to one request, whole or as server-sent events, from its submission to its last byte."""
+    """The answer to one request, whole or as server-sent events, from its submission to its last byte.
+
+    A request of several prompts is as many of the engine's; the choices of the second come after those of the first.
+    """
 
     def __init__(
-        self,
-        server: EngineServer,
-        request: GenerationRequest,
-        runner: Runner,
-        answer: Answer,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        timer: RequestTimer,
-        terms: Terms,
+        self, server: EngineServer, request: GenerationRequest, asks: list[Ask], answer: Answer, timer: RequestTimer
     ) -> None:
-        self.server, self.request, self.runner, self.answer = server, request, runner, answer
-        self.prompt_ids, self.params, self.timer, self.terms = prompt_ids, params, timer, terms
+        self.server, self.request, self.asks, self.answer, self.timer = server, request, asks, answer, timer
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        engine = self.server.engine
-        with self.server.delivery.inbox(self.timer.observe, choices=self.params.n) as inbox:
-            request_id = engine.submit(
-                self.request.model, self.prompt_ids, self.params, inbox.deliver, self.terms, self.runner
-            )
+        choices = sum(ask.params.n for ask in self.asks)
+        with self.server.delivery.inbox(self.timer.observe, choices) as inbox, self._submitted(inbox):
             watch = asyncio.create_task(watch_connection(receive, inbox))
             try:
                 await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
@@ -198,13 +204,25 @@ class Generation(Response):
                 log.debug("%s: the client has gone", self.answer.id)
             finally:
                 watch.cancel()
-                if not inbox.finished:
-                    with suppress(EngineDead):  # then nothing is left to abort
+
+    @contextmanager
+    def _submitted(self, inbox: Inbox) -> Iterator[None]:
+        """While it lasts. What has not ended by then is aborted, also if only some of the prompts were taken."""
+        engine, taken = self.server.engine, []
+        try:
+            for place, ask in enumerate(self.asks):
+                deliver = partial(deliver_behind, inbox, place * ask.params.n) if place else inbox.deliver
+                taken.append(engine.submit(ask.model, ask.prompt_ids, ask.params, deliver, ask.terms, ask.runner))
+            yield
+        finally:
+            if not inbox.finished:
+                with suppress(EngineDead):  # then nothing is left to abort
+                    for request_id in taken:
                         engine.abort(request_id)
 
     async def _whole(self, inbox: Inbox, send: Send) -> None:
         events = [raise_failed(event) async for event in inbox]
-        scored = self.params.logprobs is not None  # then it takes a second where there are many choices
+        scored = self.asks[0].params.logprobs is not None  # then it takes a second where there are many choices
         body = await asyncio.to_thread(self.answer.whole, events) if scored else self.answer.whole(events)
         await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
@@ -235,6 +253,11 @@ class Generation(Response):
     async def _start(self, send: Send, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         headers = (b"content-type", content_type), *headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def deliver_behind(inbox: Inbox, choices: int, event: GenerationEvent) -> None:
+    """Behind so many choices of the prompts before."""
+    inbox.deliver(replace(event, index=choices + event.index))
 
 
 async def watch_connection(receive: Receive, inbox: Inbox) -> None:
@@ -289,25 +312,34 @@ class EngineServer:
         app.add_middleware(Gate, config=self.config)
         for error in (EngineError, RequestValidationError, HTTPException, Exception):
             app.add_exception_handler(error, on_error)
-        for method, path, route in (
-            ("POST", "/v1/chat/completions", self.chat),
-            ("POST", "/v1/completions", self.complete),
-            ("GET", "/v1/models", self.list_ready),
-            ("GET", "/v1/models/{name:path}", self.get_ready),
-            ("POST", "/tokenize", self.tokenize),
-            ("POST", "/detokenize", self.detokenize),
-            ("GET", "/models", self.list_models),
-            ("PUT", "/models/{name:path}", self.put_model),
-            ("DELETE", "/models/{name:path}", self.delete_model),
-            ("POST", "/models/{name:path}/sleep", self.sleep_model),
-            ("POST", "/models/{name:path}/wake", self.wake_model),
-            ("GET", "/health", self.health),
-            ("GET", "/load", self.load),
-            ("GET", "/metrics", self.show_metrics),
-            ("GET", "/kv", self.kv),
-            ("GET", "/kv/pages", self.kv_pages),
+        for method, path, route, answers in (
+            ("POST", "/v1/chat/completions", self.chat, {200: (JSON, EVENTS)}),
+            ("POST", "/v1/completions", self.complete, {200: (JSON, EVENTS)}),
+            ("GET", "/v1/models", self.list_ready, {200: (JSON,)}),
+            ("GET", "/v1/models/{name:path}", self.get_ready, {200: (JSON,)}),
+            ("POST", "/tokenize", self.tokenize, {200: (JSON,)}),
+            ("POST", "/detokenize", self.detokenize, {200: (JSON,)}),
+            ("GET", "/models", self.list_models, {200: (JSON,)}),
+            ("PUT", "/models/{name:path}", self.put_model, {200: (JSON,), 202: (JSON,)}),
+            ("DELETE", "/models/{name:path}", self.delete_model, {204: ()}),
+            ("POST", "/models/{name:path}/sleep", self.sleep_model, {200: (JSON,), 202: (JSON,)}),
+            ("POST", "/models/{name:path}/wake", self.wake_model, {200: (JSON,), 202: (JSON,)}),
+            ("GET", "/health", self.health, {200: (JSON,), 503: (JSON,)}),
+            ("GET", "/version", self.show_version, {200: (JSON,)}),
+            ("GET", "/load", self.load, {200: (JSON,)}),
+            ("GET", "/metrics", self.show_metrics, {200: (TEXT_LINES,)}),
+            ("GET", "/kv", self.kv, {200: (JSON,)}),
+            ("GET", "/kv/pages", self.kv_pages, {200: (BYTES,)}),
         ):
-            app.add_api_route(path, route, methods=[method], response_model=None)
+            app.add_api_route(
+                path,
+                route,
+                methods=[method],
+                response_model=None,
+                response_class=Response,
+                status_code=min(answers),
+                responses=described(answers),
+            )
         return app
 
     @asynccontextmanager
@@ -319,27 +351,53 @@ class EngineServer:
         self.tokenising.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        runner, spec = self.engine.runner_of(body.model)
-        timer = self.metrics.timer(body.model)
+        runner, spec = self._served(body.model)
+        timer = self.metrics.timer(spec.name, body.n or 1)
         chat = runner.chat_format(spec.chat_template)
-        prompt_ids = await self._encode_chat(chat, spec, body)
+        prompt_ids = body.read(await self._encode_chat(chat, spec, body))
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
-        vocabulary = self._vocabulary(runner) if body.logprobs else None
-        answer = Answer(CHAT, body.model, request.state.request_id, usage=body.stream_options, vocabulary=vocabulary)
-        return Generation(self, body, runner, answer, prompt_ids, params, timer, await self._terms(runner, body))
+        asks = [Ask(spec.name, runner, prompt_ids, params, await self._terms(runner, body))]
+        return Generation(self, body, asks, self._answer(CHAT, body, request, asks), timer)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        runner, spec = self.engine.runner_of(body.model)
-        timer = self.metrics.timer(body.model)
-        prompt_ids = await self._encode_prompt(runner, body.prompt)
-        params = params_for(body, runner, spec, prompt_ids, max_tokens=COMPLETION_TOKENS)
-        vocabulary = self._vocabulary(runner) if body.echo or body.logprobs is not None else None
-        text = body.prompt if isinstance(body.prompt, str) else None
-        echo = echo_of(prompt_ids, vocabulary, text) if body.echo else NO_ECHO
-        scored = vocabulary if body.logprobs is not None else None
-        request_id, usage = request.state.request_id, body.stream_options
-        answer = Answer(TEXT, body.model, request_id, usage=usage, vocabulary=scored, echo=echo)
-        return Generation(self, body, runner, answer, prompt_ids, params, timer, await self._terms(runner, body))
+        runner, spec = self._served(body.model)
+        timer = self.metrics.timer(spec.name, body.n or 1)
+        whole = await self._encode_prompts(runner, body)
+        prompts = [body.read(tokens) for tokens in whole]
+        params = [params_for(body, runner, spec, prompt, max_tokens=COMPLETION_TOKENS) for prompt in prompts]
+        terms = await self._terms(runner, body)
+        asks = [Ask(spec.name, runner, *each, terms) for each in zip(prompts, params, strict=True)]
+        echoes = []
+        for said, tokens, read in zip(body.prompts, whole, prompts, strict=True) if body.echo else ():
+            text = said if isinstance(said, str) and len(read) == len(tokens) else None
+            echoes.append(echo_of(read, self._vocabulary(runner), text))
+        return Generation(self, body, asks, self._answer(TEXT, body, request, asks, echoes), timer)
+
+    def _served(self, model: str | None) -> tuple[Runner, ModelSpec]:
+        """The one that a request names. It may leave that out where there is only one."""
+        if model is None:
+            names = [status.name for status in self.engine.models()]
+            if len(names) != 1:
+                raise InvalidParameter("model", f"model is required: there are {len(names)}, see GET /v1/models")
+            (model,) = names
+        return self.engine.runner_of(model)
+
+    def _answer(
+        self, dialect: Dialect, body: GenerationRequest, request: Request, asks: list[Ask], echoes: Sequence[Echo] = ()
+    ) -> Answer:
+        ask, spelling = asks[0], None
+        if ask.params.logprobs is not None:
+            special = not ask.params.skip_special_tokens
+            spelling = Spelling(self._vocabulary(ask.runner), bool(body.return_tokens_as_token_ids), special)
+        return Answer(
+            dialect,
+            ask.model,
+            request.state.request_id,
+            usage=body.stream_options,
+            spelling=spelling,
+            echoes=echoes,
+            choices=ask.params.n,
+        )
 
     def _vocabulary(self, runner: Runner) -> Vocabulary:
         """Made once a checkpoint, and gone with it."""
@@ -365,15 +423,17 @@ class EngineServer:
         return await asyncio.get_running_loop().run_in_executor(self.tokenising, compile)
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
-        runner, spec = self.engine.runner_of(body.model)
+        runner, spec = self._served(body.model)
         if body.prompt is not None:
-            tokens = await self._encode_prompt(runner, body.prompt)
+            (tokens,) = await self._encode_texts(runner, [body.prompt], special=body.add_special_tokens is not False)
         else:
             tokens = await self._encode_chat(runner.chat_format(spec.chat_template), spec, body)
-        return json_response({"count": len(tokens), "max_model_len": spec.context_length, "tokens": tokens})
+        written = [runner.tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
+        counts = {"count": len(tokens), "max_model_len": spec.context_length}
+        return json_response({**counts, "tokens": tokens, "token_strs": written})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
-        runner, _ = self.engine.runner_of(body.model)
+        runner, _ = self._served(body.model)
         tokens = check_tokens("tokens", body.tokens, runner.vocab_size)
         return json_response({"prompt": runner.tokenizer.decode(tokens, skip_special_tokens=False)})
 
@@ -435,6 +495,9 @@ class EngineServer:
         }
         return json_response(state, HTTPStatus.SERVICE_UNAVAILABLE if failure else HTTPStatus.OK)
 
+    async def show_version(self) -> Response:
+        return json_response({"version": version("paged-arena")})
+
     async def load(self) -> Response:
         """`server_load`, as vLLM counts it: the requests that are being worked on or wait."""
         load = self.engine.load()
@@ -456,25 +519,33 @@ class EngineServer:
         messages = [message.as_dict() for message in body.messages]
         if spec.system_prompt and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": spec.system_prompt}, *messages]
-        return await self._tokenised(
-            lambda: chat.encode(messages), characters=sum(len(message["content"]) for message in messages)
-        )
+        encode = partial(chat.encode, messages, **body.rendering, add_special_tokens=bool(body.add_special_tokens))
+        return await self._tokenised(encode, characters=sum(len(message["content"]) for message in messages))
 
-    async def _encode_prompt(self, runner: Runner, prompt: str | list[int]) -> list[int]:
-        """A text with the checkpoint's own first token, one of it; control tokens in it count, as in a template."""
-        if isinstance(prompt, list):
-            return list(check_tokens("prompt", prompt, runner.vocab_size))
+    async def _encode_prompts(self, runner: Runner, body: CompletionRequest) -> list[list[int]]:
+        if isinstance(body.prompts[0], list):
+            return [list(check_tokens("prompt", prompt, runner.vocab_size)) for prompt in body.prompts]
+        return await self._encode_texts(runner, body.prompts, special=body.add_special_tokens is not False)
 
-        def encode() -> list[int]:
-            tokens = runner.tokenizer.encode_batch_fast([prompt])[0].ids  # unlike encode, lets other threads run
-            return tokens[1:] if tokens[:2] == [runner.bos_token_id] * 2 else tokens
+    async def _encode_texts(self, runner: Runner, texts: list[str], *, special: bool) -> list[list[int]]:
+        """`special`: with the checkpoint's own first token, one of it. Control tokens in a text count, as in a
+        template."""
 
-        return await self._tokenised(encode, characters=len(prompt))
+        def encode() -> list[list[int]]:
+            encoded = runner.tokenizer.encode_batch_fast(texts, add_special_tokens=special)  # lets other threads run
+            return [one_first_token(each.ids, runner) if special else each.ids for each in encoded]
 
-    async def _tokenised(self, encode: Callable[[], list[int]], *, characters: int) -> list[int]:
+        return await self._tokenised(encode, characters=sum(map(len, texts)))
+
+    async def _tokenised(self, encode: Callable[[], list], *, characters: int) -> list:
         if characters <= INLINE_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self.tokenising, encode)
+
+
+def one_first_token(tokens: list[int], runner: Runner) -> list[int]:
+    """Without the second, where a text or template begins with the one that the tokenizer adds."""
+    return tokens[1:] if tokens[:2] == [runner.bos_token_id] * 2 else tokens
 
 
 def params_for(
@@ -492,13 +563,23 @@ def params_for(
     params = sampling_params(
         body,
         spec.sampling,
-        model=body.model,
+        model=spec.name,
         prompt_tokens=len(prompt_ids),
         context_length=spec.context_length,
         vocab_size=runner.vocab_size,
         max_tokens=max_tokens,
     )
     return replace(params, stop=params.stop + stop)
+
+
+def described(answers: dict[int, tuple[str, ...]]) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: what a route answers with, by status, and errors in their one shape."""
+    errors = {status: {"model": ErrorBody, "description": "An error."} for status in ("4XX", "5XX")}
+    contents = {status: {kind: {} for kind in kinds} for status, kinds in answers.items()}
+    return errors | {
+        status: {"description": HTTPStatus(status).phrase, **({"content": content} if content else {})}
+        for status, content in contents.items()
+    }
 
 
 def json_response(content: Any, status: int = HTTPStatus.OK) -> Response:

@@ -17,22 +17,30 @@ PRIMING_TOKENS = (
 class TextStream:
     """The text of one answer. A character split over tokens, or what may become a stop string, waits for the next.
 
-    Special tokens have no text. In the first `min_tokens` tokens no stop string is looked for. After `stopped` is set
-    (to the stop string found) nothing more comes out.
+    Special tokens have no text, unless `special`. In the first `min_tokens` tokens no stop string is looked for. After
+    `stopped` is set (to the stop string found, which comes out only with `shows_stop`) nothing more comes out.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        special: bool = False,
+        shows_stop: bool = False,
     ) -> None:
         self.stopped: str | None = None
         self.decoded = 0  # characters, what is held back among them
         self._tokenizer = tokenizer
         self._stop = tuple(text for text in stop if text)
         self._tokens_before_stop = min_tokens
+        self._skip_special, self._shows_stop = not special, shows_stop
         self._held = ""  # decoded; may be the start of a stop string
         self._undecoded: list[int] = []  # tokens since the last whole character
         whole, begun = split_at_whole_character(tokenizer, list(prompt_ids[-PRIMING_TOKENS:]))
-        self._stream = DecodeStream(ids=whole, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=whole, skip_special_tokens=self._skip_special)
         for token_id in begun:
             self._decode(token_id)
         self._in_prompts_character = bool(begun)
@@ -54,7 +62,7 @@ class TextStream:
         """The rest at the end of the answer: what was held back, without an unfinished character."""
         if self.stopped is not None:
             return ""
-        tail = self._tokenizer.decode(self._undecoded, skip_special_tokens=True).rstrip(REPLACEMENT)
+        tail = self._tokenizer.decode(self._undecoded, skip_special_tokens=self._skip_special).rstrip(REPLACEMENT)
         self._undecoded = []
         self.decoded += len(tail)
         text = self._release(tail)
@@ -69,7 +77,7 @@ class TextStream:
         except Exception as error:  # the library raises bare Exception
             if "Invalid prefix" not in str(error):
                 raise
-            self._stream = DecodeStream(ids=[], skip_special_tokens=True)
+            self._stream = DecodeStream(ids=[], skip_special_tokens=self._skip_special)
             text = self._stream.step(self._tokenizer, token_id)
         if text is None:
             return ""
@@ -82,7 +90,7 @@ class TextStream:
         found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
         if found:
             at, self.stopped = min(found, key=lambda place: (place[0], -len(place[1])))
-            text, self._held = self._held[:at], ""
+            text, self._held = self._held[: at + len(self.stopped) * self._shows_stop], ""
             return text
         keep = max((overlap(self._held, stop) for stop in self._stop), default=0)
         cut = len(self._held) - keep

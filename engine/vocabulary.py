@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
@@ -63,6 +64,27 @@ class Vocabulary:
         for space in self._spaces:
             written = written.replace(space, " ")
         return written.encode()
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A vocabulary as one answer writes it. `as_ids`: names are ids, so no two tokens have one. `special`: special
+    tokens are text."""
+
+    vocabulary: Vocabulary
+    as_ids: bool = False
+    special: bool = False
+
+    def bytes_of(self, token: int) -> bytes | None:
+        content = self.vocabulary.bytes_of(token)
+        return self.vocabulary.name_of(token).encode() if content is None and self.special else content
+
+    def name_of(self, token: int) -> str:
+        return f"token_id:{token}" if self.as_ids else self.vocabulary.name_of(token)
+
+    def is_text(self, token: int) -> bool:
+        content = self.bytes_of(token)
+        return self.as_ids or (content is not None and decodes(content))
 
 
 def decodes(content: bytes) -> bool:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from app.errors import ArenaError
 from app.logs import JsonFormatter, write_logs_to
 from tests.app.fake_engine import Script
@@ -51,6 +53,30 @@ def test_the_api_is_documented_from_this_host_alone(visitor):
     assert "<script" not in page.text and not re.search(r"(src|href)=\"(https?:)?//", page.text)
     paths = visitor.get("/openapi.json").json()["paths"]
     assert all(path in page.text for path in paths)
+
+
+def test_the_api_documents_errors_in_the_one_shape_that_they_have(visitor):
+    document = visitor.get("/openapi.json").json()
+    schema = {"$ref": "#/components/schemas/ErrorBody"}
+    for path, methods in document["paths"].items():
+        for method, route in methods.items():
+            assert route["responses"]["4XX"]["content"]["application/json"]["schema"] == schema, (path, method)
+            assert "422" not in route["responses"], (path, method)
+    error = visitor.post("/api/battles", json={}).json()["error"]
+    assert set(document["components"]["schemas"]["ErrorDetail"]["required"]) == set(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("/api/leaderboard", {"application/json", "text/csv", "text/markdown", "image/svg+xml"}),
+        ("/api/battles/{battle_id}/events", {"text/event-stream"}),
+        ("/api/memory/frames", {"application/octet-stream"}),
+    ],
+)
+def test_the_api_documents_what_sort_of_answer_comes(visitor, path, kinds):
+    content = visitor.get("/openapi.json").json()["paths"][path]["get"]["responses"]["200"]["content"]
+    assert {kind.split(";")[0] for kind in content} == kinds
 
 
 def test_an_unknown_path_is_answered_in_the_same_shape(visitor):

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat, control_token_pattern
 from engine.errors import BadRequest, CheckpointError
 from engine.text_stream import TextStream
-from tests.engine.tiny import BOS, CHATML_TEMPLATE, SPECIAL_TOKENS, TURN_TEMPLATE, tiny_gemma3, tiny_llama
+from tests.engine.tiny import BOS, CHATML_TEMPLATE, IM_END, SPECIAL_TOKENS, TURN_TEMPLATE, tiny_gemma3, tiny_llama
 
 FANCY_TEMPLATE = """
 {%- if messages[0].role == 'system' %}
@@ -60,6 +60,32 @@ def test_encodes_what_transformers_encodes(template, chat, llama):
     tokenizer = AutoTokenizer.from_pretrained(llama)
     expected = tokenizer.apply_chat_template(chat, chat_template=template, add_generation_prompt=True)["input_ids"]
     assert format_of(template, llama).encode(chat) == expected
+
+
+@pytest.mark.parametrize("said", ["the lazy", " the lazy \n", "<|im_end|> 🦊 "], ids=["plain", "spaces", "control"])
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, TURN_TEMPLATE, FANCY_TEMPLATE], ids=["chatml", "turns", "fancy"])
+def test_leaves_the_last_message_open_where_transformers_does(template, said, llama):
+    chat = [USER, {"role": "assistant", "content": said}]
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    flags = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False, **flags)
+    tokens = format_of(template, llama).encode(chat, **flags)
+    assert tokenizer.decode(tokens) == expected
+    assert tokens.count(IM_END) == tokenizer.apply_chat_template([USER, ANSWER], chat_template=template, **flags)[
+        "input_ids"
+    ].count(IM_END)  # what the message spells is text
+
+
+def test_closes_the_last_message_and_opens_no_turn_where_transformers_does(llama):
+    tokenizer, chat = AutoTokenizer.from_pretrained(llama), [USER, ANSWER, USER]
+    expected = tokenizer.apply_chat_template(chat, chat_template=CHATML_TEMPLATE, add_generation_prompt=False)
+    assert format_of(CHATML_TEMPLATE, llama).encode(chat, add_generation_prompt=False) == expected["input_ids"]
+
+
+def test_a_message_that_the_template_does_not_write_cannot_be_left_open(llama):
+    chat = format_of("{% for message in messages[:-1] %}{{ message.content }}{% endfor %}", llama)
+    with pytest.raises(BadRequest, match="does not write the last message"):
+        chat.encode([USER, ANSWER], continue_final_message=True)
 
 
 def test_a_template_without_system_role_gets_it_before_the_first_question(gemma):
@@ -133,6 +159,15 @@ def test_exactly_one_bos(gemma):
         chat = CHAT_FORMATS[name].bind(tokenizer, {"bos_token": "<bos>"}) if name else format_of(TURN_TEMPLATE, gemma)
         ids = chat.encode([SYSTEM, {"role": "user", "content": "<bos> hello"}])
         assert ids[0] == BOS and ids.count(BOS) == 1
+
+
+@pytest.mark.parametrize("template", [TURN_TEMPLATE, CHATML_TEMPLATE], ids=["written", "not written"])
+def test_exactly_one_bos_if_the_tokenizers_own_is_asked_for(template, gemma):
+    chat = format_of(template, gemma)
+    plain = chat.encode([USER, {"role": "assistant", "content": "<bos>"}, USER])
+    whole = chat.encode([USER, {"role": "assistant", "content": "<bos>"}, USER], add_special_tokens=True)
+    assert whole.count(BOS) == 1 and whole[0] == BOS
+    assert whole[1:] == plain[1:] if template is TURN_TEMPLATE else whole[1:] == plain
 
 
 def test_system_prefix_begins_every_chat(llama, gemma):

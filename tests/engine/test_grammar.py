@@ -117,6 +117,11 @@ def test_each_of_several_answers_is_held_to_the_grammar_on_its_own(client):
     assert streamed == said
 
 
+def test_a_schema_needs_no_name(client):
+    unnamed = {"type": "json_schema", "json_schema": {"schema": {"const": "fox"}}}
+    assert ask(client, 1, response_format=unnamed).choices[0].message.content == '"fox"'
+
+
 def test_completions_take_a_grammar_too(client):
     answer = client.completions.create(model="gemma", prompt="say", max_tokens=60, extra_body={"guided_regex": REGEX})
     assert re.fullmatch(REGEX, answer.choices[0].text)
@@ -134,7 +139,7 @@ def test_a_stop_string_cuts_what_follows_a_grammar(client):
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         (
             {"response_format": {"type": "json_object", "json_schema": {}}},
-            "response_format.json_schema.name",
+            "response_format.json_schema.schema",
             "required",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),

@@ -118,6 +118,15 @@ def test_stream_counts_tokens_only_when_asked(client):
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
+@pytest.mark.parametrize("model", ["llama", "speaker"])
+def test_who_speaks_is_said_first_and_alone_before_any_token_counts(client, model):
+    asked = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    first, second, *_ = client.chat.completions.create(model=model, messages=ASK, logprobs=True, n=1, **asked, **GREEDY)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", None)
+    assert (first.choices[0].logprobs, first.usage.completion_tokens) == (None, 0)
+    assert second.choices[0].delta.role is None and second.usage.completion_tokens > 0
+
+
 def test_events_are_closed_by_done_and_a_token_costs_one_event(engine):
     body = {"model": "llama", "messages": ASK, "stream": True, "max_tokens": 8, "ignore_eos": True}
     answer = httpx.post(engine.url + "/v1/chat/completions", json=body)
@@ -125,7 +134,7 @@ def test_events_are_closed_by_done_and_a_token_costs_one_event(engine):
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "chatcmpl-" + answer.headers["x-request-id"] == json.loads(events[0].removeprefix("data: "))["id"]
     assert events[-2:] == ["data: [DONE]", ""]
-    assert len(events) <= 8 + 3
+    assert len(events) <= 8 + 4
 
 
 def test_system_prompt_of_the_model_is_served_from_the_cache(client):
@@ -361,7 +370,7 @@ def test_completion_is_sixteen_tokens_by_default(client):
     assert answer.usage.completion_tokens == 16
 
 
-@pytest.mark.parametrize("prompt", ["", [], [10_000], ["a", "b"]])
+@pytest.mark.parametrize("prompt", ["", [], [10_000], [""], [[]]])
 def test_completion_of_nothing_or_of_no_token_is_refused(client, prompt):
     with pytest.raises(openai.BadRequestError) as refusal:
         client.completions.create(model="llama", prompt=prompt)

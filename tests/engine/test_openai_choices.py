@@ -239,6 +239,11 @@ def test_usage_so_far_is_in_every_event_if_asked_for(client):
     assert chunks[0].usage.prompt_tokens == chunks[-1].usage.prompt_tokens
 
 
+def test_usage_so_far_says_nothing_where_usage_is_not_included(client):
+    asked = {"model": "llama", "messages": ASK, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert all(chunk.usage is None and chunk.choices for chunk in client.chat.completions.create(**asked, **GREEDY))
+
+
 # Bias and refusals
 
 
@@ -264,13 +269,13 @@ def test_bias_forbids_a_token_and_forces_another(client):
         ("chat/completions", {"n": 129}, "n"),
         ("chat/completions", {"echo": True}, "echo"),
         ("chat/completions", {"logit_bias": {"x": 1}}, "logit_bias"),
+        ("chat/completions", {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
         ("chat/completions", {"logit_bias": {"384": 1}}, "logit_bias"),
         ("chat/completions", {"logit_bias": {"5": 101}}, "logit_bias.5"),
         ("completions", {"logprobs": True}, "logprobs"),
         ("completions", {"logprobs": 21}, "logprobs"),
         ("completions", {"max_tokens": 0}, "max_tokens"),
         ("completions", {"stream": True, "stream_options": {"interval_ms": -1}}, "stream_options.interval_ms"),
-        ("completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(engine, path, body, param):

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import httpx
@@ -318,6 +319,37 @@ def test_openapi_describes_the_requests(http):
     assert "min_p" in schemas["ChatRequest"]["properties"]
 
 
+def test_openapi_says_of_every_route_that_its_errors_have_one_shape(http):
+    routes = [
+        (path, method, route["responses"])
+        for path, methods in http.get("/openapi.json").json()["paths"].items()
+        for method, route in methods.items()
+    ]
+    assert len(routes) > 15
+    for path, method, responses in routes:
+        schema = {"$ref": "#/components/schemas/ErrorBody"}
+        assert responses["4XX"]["content"]["application/json"]["schema"] == schema, (path, method)
+        assert "422" not in responses, (path, method)
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("/v1/chat/completions", {"application/json", "text/event-stream"}),
+        ("/metrics", {"text/plain"}),
+        ("/kv/pages", {"application/octet-stream"}),
+        ("/version", {"application/json"}),
+    ],
+)
+def test_openapi_says_what_sort_of_answer_comes(http, path, kinds):
+    ((_, route),) = http.get("/openapi.json").json()["paths"][path].items()
+    assert set(route["responses"]["200"]["content"]) == kinds
+
+
+def test_version_is_that_of_the_distribution(http):
+    assert http.get("/version").json() == {"version": version("paged-arena")}
+
+
 # Who may ask
 
 
@@ -359,6 +391,14 @@ def test_key_opens_what_it_is_for(locked, method, path, key, status_code):
 def test_key_in_another_form_opens_nothing(locked, header):
     headers = {"Authorization": header.encode("latin-1")}
     assert httpx.get(locked.url + "/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize", "detokenize"])
+def test_the_name_of_the_only_model_may_be_left_out(locked, path):
+    body = {"v1/chat/completions": {"messages": ASK}, "detokenize": {"tokens": [8]}}.get(path, {"prompt": "the"})
+    answer = httpx.post(f"{locked.url}/{path}", json=body, headers={"Authorization": "Bearer user-key"}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert answer.json().get("model", "m") == "m"
 
 
 def test_without_a_key_a_foreign_host_name_is_refused(http):
