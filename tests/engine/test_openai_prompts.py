@@ -118,8 +118,8 @@ def test_too_many_prompts_are_refused_with_both_numbers(client):
 def test_prompts_that_were_taken_are_given_up_where_the_queue_is_full_for_the_rest():
     rig = Rig({"a": FakeRunner(FULL, "a")})
     rig.put("x", "a")
-    server, submit = EngineServer(rig.engine, rig.config), rig.engine.submit
-    taken = []
+    server, submit, abort = EngineServer(rig.engine, rig.config), rig.engine.submit, rig.engine.abort
+    taken, aborted = [], []
 
     def submit_one(*asked) -> str:
         if taken:
@@ -129,6 +129,7 @@ def test_prompts_that_were_taken_are_given_up_where_the_queue_is_full_for_the_re
 
     async def ask() -> None:
         server.delivery, rig.engine.submit = Delivery(asyncio.get_running_loop()), submit_one
+        rig.engine.abort = lambda request_id: (aborted.append(request_id), abort(request_id))
         body = CompletionRequest(model="x", prompt=["fox", "dog"])
         generation = await server.complete(body, SimpleNamespace(state=SimpleNamespace(request_id="1")))
         with pytest.raises(QueueFull):
@@ -136,7 +137,7 @@ def test_prompts_that_were_taken_are_given_up_where_the_queue_is_full_for_the_re
         rig.drain()
 
     asyncio.run(asyncio.wait_for(ask(), 10))
-    assert len(taken) == 1
+    assert aborted == taken != []
     assert rig.engine.load()["running"] == rig.engine.load()["waiting"] == 0
 
 
