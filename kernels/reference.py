@@ -6,12 +6,15 @@ attention's output; the MLP's product. So the residual stream, accumulations, no
 With dtype float32 nothing is rounded. A KV unit is [16, head_dim], token after token.
 
 With int8 weights every matrix, and every row that is multiplied with one, is rounded further: `int8_values` says how.
+An adapter's matrices are rounded as weights are, to the dtype; they meet the rows before int8 does, and what comes out
+of the first stays fp32 on its way into the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -24,8 +27,10 @@ from kernels.spec import (
     GROUP,
     DecoderTraits,
     Draws,
+    LowRank,
     RopeTraits,
     StepBatch,
+    check_adapter,
     is_int8,
     layer_groups,
     weight_shapes,
@@ -112,6 +117,11 @@ class ReferenceBackend:
         in_order = tuple(places[i] for i in range(traits.num_layers))
         return ReferenceDecoder(traits, dtype, rounded, in_order, int8_weights)
 
+    def pack_adapter(self, decoder: ReferenceDecoder, parts: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
+        check_adapter(decoder.traits, parts)
+        rounded = decoder.rounded
+        return {name: replace(part, a=rounded(part.a), b=rounded(part.b)) for name, part in parts.items()}
+
     @torch.inference_mode()
     def forward(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
         ops = self.ops(decoder, pool, batch)
@@ -142,7 +152,7 @@ class ReferenceOps:
     def project_qkv(self, layer: int, x: Tensor) -> Tensor:
         decoder, traits, positions = self.decoder, self.decoder.traits, self.batch.positions
         a = _normed(decoder, f"layers.{layer}.attention_norm", x)
-        q, k, v = (_linear(decoder, layer, name, a).unflatten(-1, (-1, traits.head_dim)) for name in "qkv")
+        q, k, v = (self._linear(layer, name, a).unflatten(-1, (-1, traits.head_dim)) for name in "qkv")
         if traits.qk_norm:
             q, k = (_rms_norm(decoder, f"layers.{layer}.{name}_norm", t) for name, t in (("q", q), ("k", k)))
         q, k = (_rotated(t, positions, traits.layer_ropes[layer]) for t in (q, k))
@@ -176,18 +186,18 @@ class ReferenceOps:
         return decoder.rounded(torch.cat(outputs))
 
     def project_output(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
-        y = _linear(self.decoder, layer, "o", attended.flatten(1))
+        y = self._linear(layer, "o", attended.flatten(1))
         if self.decoder.traits.post_norms:
             y = _rms_norm(self.decoder, f"layers.{layer}.post_attention_norm", y)
         return x + y * self.decoder.traits.residual_scale
 
     def project_gate_up(self, layer: int, x: Tensor) -> Tensor:
         a = _normed(self.decoder, f"layers.{layer}.mlp_norm", x)
-        gate, up = (_linear(self.decoder, layer, name, a) for name in ("gate", "up"))
+        gate, up = (self._linear(layer, name, a) for name in ("gate", "up"))
         return self.decoder.rounded(ACTIVATIONS[self.decoder.traits.activation](gate) * up)
 
     def project_down(self, layer: int, x: Tensor, product: Tensor) -> Tensor:
-        y = _linear(self.decoder, layer, "down", product)
+        y = self._linear(layer, "down", product)
         if self.decoder.traits.post_norms:
             y = _rms_norm(self.decoder, f"layers.{layer}.post_mlp_norm", y)
         return x + y * self.decoder.traits.residual_scale
@@ -197,6 +207,21 @@ class ReferenceOps:
         logits = self.decoder.linear(a, self.decoder.weights["head"])
         return _capped(logits * traits.logit_scale, traits.logit_softcap)
 
+    def _linear(self, layer: int, name: str, a: Tensor) -> Tensor:
+        """A layer's product with rows, and what their adapters add to it."""
+        decoder = self.decoder
+        bias = decoder.weight(layer, f"{name}_bias") if decoder.traits.qkv_bias and name in ("q", "k", "v") else None
+        y = decoder.linear(a, decoder.weight(layer, name), bias)
+        for number, adapter in enumerate(self.batch.adapters):
+            if part := adapter.get(f"layers.{layer}.{name}"):
+                rows = self._row_adapters == number
+                y[rows] += a[rows] @ part.a.T * part.scale @ part.b.T
+        return y
+
+    @cached_property
+    def _row_adapters(self) -> Tensor:
+        return self.batch.row_adapters()
+
 
 def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + decoder.traits.norm_eps)
@@ -205,11 +230,6 @@ def _rms_norm(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
 
 def _normed(decoder: ReferenceDecoder, name: str, x: Tensor) -> Tensor:
     return decoder.rounded(_rms_norm(decoder, name, x))
-
-
-def _linear(decoder: ReferenceDecoder, layer: int, name: str, a: Tensor) -> Tensor:
-    bias = decoder.weight(layer, f"{name}_bias") if decoder.traits.qkv_bias and name in ("q", "k", "v") else None
-    return decoder.linear(a, decoder.weight(layer, name), bias)
 
 
 def _capped(values: Tensor, cap: float | None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from kernels import BackendUnavailable
 from kernels.reference import ReferenceBackend
-from kernels.spec import BLOCK_TOKENS, Backend, DecoderTraits, RopeTraits, StepBatch, weight_shapes
+from kernels.spec import BLOCK_TOKENS, Backend, DecoderTraits, LowRank, RopeTraits, StepBatch, weight_shapes
 
 # Largest difference of a logit, over the largest logit, by dtype and whether weights are bytes. What is rounded to a
 # byte may, lying between two, become its other neighbour: one part in 127 of the largest of its group.
@@ -31,7 +31,7 @@ _TRAITS = DecoderTraits(
 
 
 def check(backend: Backend) -> None:
-    """Raises BackendUnavailable where the logits of a prefill and a decode are not the reference's."""
+    """Raises BackendUnavailable where the logits of a prefill, or a decode with an adapter, are not the reference's."""
     for (dtype, int8), bound in BOUNDS.items():
         if backend.unsupported(_TRAITS, dtype, int8_weights=int8):
             continue
@@ -46,6 +46,10 @@ def _logits(backend: Backend, dtype: torch.dtype, int8_weights: bool) -> torch.T
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in weight_shapes(_TRAITS).items()}
     decoder = backend.pack(_TRAITS, weights, dtype, int8_weights=int8_weights)
+    parts = {
+        name: _low_rank(*weights[name].shape, generator) for name in ("layers.0.k", "layers.1.up", "layers.1.down")
+    }
+    adapters = (backend.pack_adapter(decoder, parts),)
     blocks, units = -(-_ROWS // BLOCK_TOKENS), 2 * _TRAITS.num_kv_heads
     pool = torch.zeros(2 * blocks, units * BLOCK_TOKENS * _HEAD_DIM * dtype.itemsize, dtype=torch.uint8).to(
         backend.device
@@ -56,6 +60,12 @@ def _logits(backend: Backend, dtype: torch.dtype, int8_weights: bool) -> torch.T
         rows = torch.arange(end - first, dtype=torch.int32)
         tokens, positions = (rows + first) * 7 % _TRAITS.vocab_size, rows + first
         starts, context = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - first], [end]))
-        batch = StepBatch(tokens, positions, starts, context, tables, rows)
+        adapted = {} if first == 0 else {"adapters": adapters, "sequence_adapters": torch.zeros(1, dtype=torch.int32)}
+        batch = StepBatch(tokens, positions, starts, context, tables, rows, **adapted)
         logits.append(backend.forward(decoder, pool, batch).cpu().clone())
     return torch.cat(logits)
+
+
+def _low_rank(outputs: int, inputs: int, generator: torch.Generator, rank: int = 3) -> LowRank:
+    a, b = torch.randn(rank, inputs, generator=generator), torch.randn(outputs, rank, generator=generator)
+    return LowRank(a * inputs**-0.5, b, scale=0.5)

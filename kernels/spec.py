@@ -128,6 +128,23 @@ class StepBatch:
     context_lens: torch.Tensor  # [sequence], this step's rows included
     page_tables: tuple[torch.Tensor, ...]  # per group [sequence, block, page_in_block]
     logit_rows: torch.Tensor  # [wanted] row numbers whose logits are returned, in this order
+    adapters: tuple[Any, ...] = ()  # as `pack_adapter` made them, those that sequences of this step have
+    sequence_adapters: torch.Tensor | None = (
+        None  # [sequence] its number in `adapters`, -1 = none; None where there are none
+    )
+
+    def row_adapters(self) -> torch.Tensor:
+        """[row], of a batch that has adapters."""
+        return torch.repeat_interleave(self.sequence_adapters, self.query_starts.diff().long())
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a matrix' product with x: scale * b @ (a @ x) (LoRA, arXiv 2106.09685, section 4.1)."""
+
+    a: torch.Tensor  # [rank, in]
+    b: torch.Tensor  # [out, rank]
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,13 @@ class Backend(Protocol):
 
         `int8_weights` keeps matrices as bytes, and multiplies bytes: GROUP neighbours along the summed dimension share
         a scale, of weights as of activations. KV, and all else, stays as `dtype` says.
+        """
+
+    def pack_adapter(self, decoder: Any, parts: Mapping[str, LowRank]) -> Any:
+        """Copies an adapter of this decoder into the backend's own layout, for a batch to name. Names: ADAPTABLE.
+
+        Its matrices are of the decoder's dtype, also over int8 weights. Rows without an adapter stay as they are, to
+        the bit. Raises ValueError for parts that the decoder has no matrices for.
         """
 
     def forward(self, decoder: Any, pool: torch.Tensor, batch: StepBatch) -> torch.Tensor:
@@ -235,6 +259,7 @@ LAYER_WEIGHT_NAMES = (
     "down",
     "post_mlp_norm",
 )  # as f"layers.{i}.{name}"; biases, q/k norms and post norms only where the traits ask for them
+ADAPTABLE = ("q", "k", "v", "o", "gate", "up", "down")  # of these, what an adapter may add to
 
 
 def is_int8(name: str, shape: tuple[int, ...], *, tied: bool) -> bool:
@@ -276,3 +301,15 @@ def weight_shapes(traits: DecoderTraits) -> dict[str, tuple[int, ...]]:
 def no_weights(traits: DecoderTraits) -> dict[str, torch.Tensor]:
     """What `pack` is given of a decoder without width."""
     return {name: torch.empty(shape) for name, shape in weight_shapes(traits).items()}
+
+
+def check_adapter(traits: DecoderTraits, parts: Mapping[str, LowRank]) -> None:
+    """Raises ValueError for a part that fits no matrix of such a decoder."""
+    shapes = weight_shapes(traits)
+    for name, part in parts.items():
+        if name not in shapes or name.rpartition(".")[2] not in ADAPTABLE:
+            raise ValueError(f"an adapter cannot add to {name}")
+        rank, (outputs, inputs) = len(part.a), shapes[name]
+        if tuple(part.a.shape) != (rank, inputs) or tuple(part.b.shape) != (outputs, rank):
+            given = f"a {tuple(part.a.shape)} and b {tuple(part.b.shape)}"
+            raise ValueError(f"an adapter of {name} has {given}; the decoder needs (rank, {inputs}), ({outputs}, rank)")

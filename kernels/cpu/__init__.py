@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import binding, build
-from kernels.spec import DecoderTraits, Draws, StepBatch, layer_groups, weight_shapes
+from kernels.spec import (
+    ADAPTABLE,
+    DecoderTraits,
+    Draws,
+    LowRank,
+    StepBatch,
+    check_adapter,
+    layer_groups,
+    weight_shapes,
+)
 
 _HEAD_DIM_UNIT, _MOST_HEAD_DIM = 16, 512
 
@@ -52,7 +61,28 @@ class CpuDecoder:
         step.logit_rows = batch.logit_rows.data_ptr()
         for table, pages in zip(self.tables, batch.page_tables, strict=True):
             table.pages, (_, table.blocks, table.pages_per_block) = pages.data_ptr(), pages.shape
+        step.adapter_count = len(batch.adapters)
+        if batch.adapters:
+            step.adapters = (ctypes.c_void_p * step.adapter_count)(*(adapter.handle for adapter in batch.adapters))
+            step.sequence_adapters = batch.sequence_adapters.data_ptr()
         return step
+
+
+class CpuAdapter:
+    """The packed matrices of an adapter, and the decoder that they are added to."""
+
+    def __init__(self, library: ctypes.CDLL, decoder: CpuDecoder, parts: Mapping[str, LowRank]):
+        self.decoder, self.handle = decoder, ctypes.c_void_p()
+        names = [f"layers.{i}.{target}" for i in range(decoder.traits.num_layers) for target in ADAPTABLE]
+        ranks = binding.int32_array([len(parts[name].a) if name in parts else 0 for name in names])
+        scales = binding.float_array([parts[name].scale if name in parts else 0 for name in names])
+        _raise(library.arena_adapter_open(decoder.handle, ranks, scales, ctypes.byref(self.handle)))
+        weakref.finalize(self, library.arena_adapter_close, self.handle).atexit = False
+        for name, part in parts.items():
+            _, layer, target = name.split(".")
+            a, b = (each.to(decoder.dtype).contiguous() for each in (part.a, part.b))
+            number = ADAPTABLE.index(target)
+            library.arena_adapter_load(self.handle, int(layer), number, a.data_ptr(), b.data_ptr())
 
 
 class CpuBackend:
@@ -99,6 +129,10 @@ class CpuBackend:
             layer, slot = (int(name.split(".")[1]), name.split(".")[2]) if name.startswith("layers.") else (0, name)
             self._library.arena_decoder_load(decoder.handle, layer, binding.SLOTS.index(slot), weight.data_ptr())
         return decoder
+
+    def pack_adapter(self, decoder: CpuDecoder, parts: Mapping[str, LowRank]) -> CpuAdapter:
+        check_adapter(decoder.traits, parts)
+        return CpuAdapter(self._library, decoder, parts)
 
     def forward(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
         step = decoder.describe(pool, batch)

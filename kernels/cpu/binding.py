@@ -78,6 +78,9 @@ class StepInput(Structure):
         ("tables", POINTER(PageTable)),
         ("logits", c_void_p),
         ("logits_stride", c_int64),
+        ("adapters", POINTER(c_void_p)),
+        ("sequence_adapters", c_void_p),
+        ("adapter_count", c_int64),
     )
 
 
@@ -108,6 +111,9 @@ def open_library(path: Path) -> ctypes.CDLL:
         ("arena_decoder_open", c_char_p, (POINTER(Traits), POINTER(c_void_p))),
         ("arena_decoder_close", None, (c_void_p,)),
         ("arena_decoder_load", None, (c_void_p, c_int, c_int, c_void_p)),
+        ("arena_adapter_open", c_char_p, (c_void_p, POINTER(c_int32), POINTER(c_float), POINTER(c_void_p))),
+        ("arena_adapter_close", None, (c_void_p,)),
+        ("arena_adapter_load", None, (c_void_p, c_int, c_int, c_void_p, c_void_p)),
         ("arena_logits_stride", c_int64, (c_void_p,)),
         ("arena_forward", c_char_p, (c_void_p, c_void_p, POINTER(StepInput))),
         ("arena_draw", c_char_p, (c_void_p, POINTER(DrawInput))),

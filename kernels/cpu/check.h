@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "decoder.h"
+#include "adapter.h"
 
 namespace arena {
 
@@ -23,6 +23,11 @@ inline bool check(const AnyDecoder& d, const StepInput& in, char* message, size_
     if (in.tokens[row] < 0 || in.tokens[row] >= d.t.vocab) return refuse("row %d has token %d, the vocabulary %d", row, in.tokens[row], d.t.vocab);
   for (int i = 0; i < in.wanted; i++)
     if (in.logit_rows[i] < 0 || in.logit_rows[i] >= in.rows) return refuse("logits are wanted of row %d of %d", in.logit_rows[i], in.rows);
+  for (int i = 0; i < in.adapter_count; i++)
+    if (&in.adapters[i]->decoder != &d) return refuse("adapter %d is of another decoder", i);
+  for (int sequence = 0; sequence < in.sequences && in.adapter_count; sequence++)
+    if (in.sequence_adapters[sequence] < -1 || in.sequence_adapters[sequence] >= in.adapter_count)
+      return refuse("sequence %d has adapter %d of %lld", sequence, in.sequence_adapters[sequence], (long long)in.adapter_count);
   for (int sequence = 0; sequence < in.sequences; sequence++) {
     const int first = in.query_starts[sequence], end = in.query_starts[sequence + 1], context = in.context_lens[sequence];
     if (end < first || context < end - first) return refuse("sequence %d has %d rows in a context of %d", sequence, end - first, context);

@@ -81,6 +81,23 @@ void arena_decoder_load(AnyDecoder* decoder, int layer, int slot, const void* da
   decoder->load(layer, static_cast<Slot>(slot), data);
 }
 
+// An adapter of a decoder, which has to outlive it; see adapter.h for its operands.
+const char* arena_adapter_open(const AnyDecoder* decoder, const int32_t* ranks, const float* scales, AnyAdapter** result) {
+  return guarded([&](char*, size_t) {
+    if (decoder->t.is_bf16)
+      *result = new Adapter<Bf16>(*decoder, ranks, scales);
+    else
+      *result = new Adapter<Fp32>(*decoder, ranks, scales);
+    return nullptr;
+  });
+}
+
+void arena_adapter_close(AnyAdapter* adapter) { delete adapter; }
+
+void arena_adapter_load(AnyAdapter* adapter, int layer, int target, const void* a, const void* b) {
+  adapter->load(layer, static_cast<Target>(target), a, b);
+}
+
 const char* arena_forward(Engine* engine, AnyDecoder* decoder, const StepInput* input) {
   return guarded([&](char* message, size_t size) -> const char* {
     if (!check(*decoder, *input, message, size)) return message;

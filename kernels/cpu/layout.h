@@ -16,6 +16,7 @@
 //   attended, product  act [row][stride]
 //   cos_sin            fp32 [rope][row][2][head_dim / 2], of which the first rope_pairs of each half are used
 //   logits             fp32 [wanted][logits_stride]
+//   reduced            fp32 [row][reduced_stride]   what an adapter's `a` matrices leave of a row, for one product of a layer
 // `act` is bf16 where the processor multiplies it, else fp32 that holds bf16 values.
 #pragma once
 
@@ -48,6 +49,8 @@ struct PageTable {
   int32_t blocks, pages_per_block;
 };
 
+struct AnyAdapter;
+
 struct StepInput {
   uint8_t* pool;
   int64_t pages, page_bytes;
@@ -56,6 +59,9 @@ struct StepInput {
   const PageTable* tables;  // [groups]
   float* logits;
   int64_t logits_stride;
+  const AnyAdapter* const* adapters;  // [adapter_count], of this decoder
+  const int32_t* sequence_adapters;   // [sequence], -1 = none; read where there are adapters
+  int64_t adapter_count;
 };
 
 // Weight slots of arena_load; the order is that of SLOTS in binding.py.

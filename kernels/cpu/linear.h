@@ -125,16 +125,22 @@ constexpr std::array<MultiplyPanel<P>, sizeof...(R)> panel_kernels(std::integer_
   return {multiply_panel<P, kAhead, R + 1>...};
 }
 
+// The kernel of so many rows, and of so many halves of the next panel `ahead`.
+template <class P>
+MultiplyPanel<P> panel_kernel(int ahead, int rows) {
+  constexpr auto kEachCount = std::make_integer_sequence<int, P::kRows>();
+  static constexpr std::array<MultiplyPanel<P>, P::kRows> kernels[] = {
+      panel_kernels<P, 0>(kEachCount), panel_kernels<P, 1>(kEachCount), panel_kernels<P, 2>(kEachCount)};
+  return kernels[ahead][rows - 1];
+}
+
 // Calls sink(row, panel, values [kPanel]) for every row and panel, on the thread that computed them.
 template <class P, class Sink>
 void linear(Team& team, const typename P::Act* a, size_t stride, int64_t rows, const Linear<P>& layer, Sink sink) {
-  constexpr auto kEachCount = std::make_integer_sequence<int, P::kRows>();
-  static constexpr std::array<MultiplyPanel<P>, P::kRows> kernels[] = {
-      panel_kernels<P, 0>(kEachCount), panel_kernels<P, 1>(kEachCount), panel_kernels<P, 2>(kEachCount)};  // by kAhead
   const int64_t row_bytes = static_cast<int64_t>(layer.steps) * P::step * sizeof(*a), size = layer.panel_size();
   const auto multiply = [&](const TileWork& work, float* tile) {
-    kernels[work.ahead][work.height - 1](a + work.top * stride, stride, layer.panel(work.panel), layer.steps, tile,
-                                         layer.panel(work.next) + work.half * size / 2);
+    panel_kernel<P>(work.ahead, work.height)(a + work.top * stride, stride, layer.panel(work.panel), layer.steps, tile,
+                                             layer.panel(work.next) + work.half * size / 2);
   };
   each_tile<P::kRows>(team, rows, row_bytes, layer.panel_count, size, multiply, sink);
 }

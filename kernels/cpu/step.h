@@ -1,8 +1,8 @@
 // The decoder step: fused ops over all rows of a ragged batch, each a few phases of the team's. Rounding points are those of kernels/reference.py.
 #pragma once
 
+#include "adapter.h"
 #include "attention.h"
-#include "decoder.h"
 
 namespace arena {
 
@@ -21,6 +21,13 @@ struct Piece {
   int block, first_tile, end_tile, number, first_number, pieces;
 };
 
+// Neighbouring rows of one adapter, few enough for one tile.
+template <class P>
+struct AdaptedRows {
+  const Adapter<P>* adapter;
+  int first, end;
+};
+
 // Buffers of a step, kept from one to the next and grown when a step needs more. One for each team and precision.
 template <class P>
 struct Workspace {
@@ -29,8 +36,11 @@ struct Workspace {
   std::vector<std::vector<Piece>> pieces;  // of each layer group
   std::vector<int32_t> row_sequence;       // [row]
   int64_t cut_pieces = 0;                  // the most `number` of any group
+  std::vector<AdaptedRows<P>> adapted;     // of the rows that have an adapter
+  std::vector<const Adapter<P>*> row_adapter;  // [row], null where it has none; empty where none has
+  int64_t adapter_panels = 0;              // the most of any
 
-  float *x, *y, *qkv, *cos_sin, *states, *cut_states;
+  float *x, *y, *qkv, *cos_sin, *states, *cut_states, *reduced;
   Int8Rows bytes;  // of the activations that int8 weights are multiplied with
   Act *a, *q, *attended, *product;
   int32_t* finished;  // [kv head][block]
@@ -53,6 +63,7 @@ struct Workspace {
       memory.take(bytes.scales, std::max(rows, wanted) * bytes.stride / kGroup);
       memory.take(bytes.starts, std::max(rows, wanted) * bytes.stride / kGroup);
       memory.take(finished, d.t.kv_heads * static_cast<int64_t>(blocks.size()));
+      memory.take(reduced, static_cast<int64_t>(row_adapter.size()) * adapter_panels * kPanel);
       return memory.used();
     };
     lay_out(Pieces(mapping_.grow(lay_out(Pieces(nullptr)))));
@@ -72,6 +83,7 @@ class Step {
   Step(const Decoder<P, Matrix>& decoder, const StepInput& input, Team& team, Workspace<P>& workspace)
       : d(decoder), t(decoder.t), in(input), team(team), w(workspace) {
     plan_attention(team.count());
+    plan_adapters();
     w.resize(d, in.rows, in.wanted, team.count());
   }
 
@@ -98,7 +110,7 @@ class Step {
   void project_qkv(int layer) const {
     const auto& weights = d.layers[layer];
     norm_rows(in.rows, weights.attention_norm, [](int64_t row) { return row; });
-    multiply(w.a, d.hidden_stride, in.rows, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
+    multiply_adapted(layer, kQkvProduct, w.a, d.hidden_stride, weights.qkv, [&](int64_t row, int64_t panel, const float* values) {
       float* place = w.qkv + row * d.qkv_stride + panel * kPanel;
       const float* bias = weights.qkv_bias + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes) store(place + i, add(load(values + i), load(bias + i)));
@@ -144,13 +156,13 @@ class Step {
 
   void project_output(int layer) const {
     const auto& weights = d.layers[layer];
-    add_linear(w.attended, d.heads_width, weights.o, weights.post_attention_norm);
+    add_linear(layer, kOProduct, w.attended, d.heads_width, weights.o, weights.post_attention_norm);
   }
 
   void project_gate_up(int layer) const {
     const auto& weights = d.layers[layer];
     norm_rows(in.rows, weights.mlp_norm, [](int64_t row) { return row; });
-    multiply(w.a, d.hidden_stride, in.rows, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
+    multiply_adapted(layer, kGateUpProduct, w.a, d.hidden_stride, weights.gate_up, [&](int64_t row, int64_t panel, const float* values) {
       Act* place = w.product + row * d.inner_stride + panel * (kPanel / 2);
       for (int i = 0; i < kPanel / 2; i += kLanes) {
         const vf gate = load(values + i), up = load(values + kPanel / 2 + i);
@@ -161,7 +173,7 @@ class Step {
 
   void project_down(int layer) const {
     const auto& weights = d.layers[layer];
-    add_linear(w.product, d.inner_stride, weights.down, weights.post_mlp_norm);
+    add_linear(layer, kDownProduct, w.product, d.inner_stride, weights.down, weights.post_mlp_norm);
   }
 
   void project_head() const {
@@ -193,6 +205,39 @@ class Step {
       linear(team, a, stride, rows, layer, sink);
   }
 
+  // Of all rows, with what their adapters add before the sink sees it.
+  template <class Sink>
+  void multiply_adapted(int layer, Product product, const Act* a, int64_t stride, const Matrix& matrix, Sink sink) const {
+    if (w.adapted.empty()) return multiply(a, stride, in.rows, matrix, sink);
+    reduce(layer, product, a, stride);
+    multiply(a, stride, in.rows, matrix, [&](int64_t row, int64_t panel, float* values) {
+      if (const Adapter<P>* adapter = w.row_adapter[row])
+        adapter->of(layer, product).add_to(values, panel, reduced_row(row));
+      sink(row, panel, values);
+    });
+  }
+
+  // reduced[row] = scales * the `a` matrices of its adapter
+  void reduce(int layer, Product product, const Act* a, int64_t stride) const {
+    team.each(w.adapted.size() * w.adapter_panels, 1, [&](int, int64_t item, int64_t end) {
+      alignas(64) float tile[P::kRows * kPanel];
+      for (; item < end; item++) {
+        const AdaptedRows<P>& rows = w.adapted[item / w.adapter_panels];
+        const LowRank<P>& low = rows.adapter->of(layer, product);
+        const int64_t panel = item % w.adapter_panels;
+        if (panel >= low.a.panel_count) continue;
+        const typename P::Weight* weights = low.a.panel(panel);
+        panel_kernel<P>(0, rows.end - rows.first)(a + rows.first * stride, stride, weights, low.a.steps, tile, weights);
+        for (int row = rows.first; row < rows.end; row++)
+          for (int i = 0; i < kPanel; i += kLanes)
+            store(reduced_row(row) + panel * kPanel + i,
+                  mul(load(tile + (row - rows.first) * kPanel + i), load(low.scales + panel * kPanel + i)));
+      }
+    });
+  }
+
+  float* reduced_row(int64_t row) const { return w.reduced + row * w.adapter_panels * kPanel; }
+
   float* x_row(int64_t row) const { return w.x + row * d.hidden_stride; }
 
   static vf silu(vf x) { return mul(x, sigmoid(x)); }
@@ -223,9 +268,9 @@ class Step {
   }
 
   // x += layer(a), or x += norm of it where the decoder has post norms; what is added is scaled
-  void add_linear(const Act* a, int64_t stride, const Matrix& layer, const float* post_norm) const {
+  void add_linear(int layer, Product product, const Act* a, int64_t stride, const Matrix& matrix, const float* post_norm) const {
     const vf scale = set(t.residual_scale);
-    multiply(a, stride, in.rows, layer, [&](int64_t row, int64_t panel, const float* values) {
+    multiply_adapted(layer, product, a, stride, matrix, [&](int64_t row, int64_t panel, const float* values) {
       float* place = (t.post_norms ? w.y : w.x) + row * d.hidden_stride + panel * kPanel;
       for (int i = 0; i < kPanel; i += kLanes)
         store(place + i, t.post_norms ? load(values + i) : fma(load(values + i), scale, load(place + i)));
@@ -301,6 +346,24 @@ class Step {
     const int64_t units_per_page = in.page_bytes / unit_bytes;
     const int64_t unit = (t.group_layer[layer] * 2 + kind) * t.kv_heads + kv_head;
     return {in.tables[t.group[layer]], unit / units_per_page, unit % units_per_page * unit_bytes};
+  }
+
+  // Rows of an adapter, as far as they lie side by side, in tiles.
+  void plan_adapters() {
+    w.adapted.clear();
+    w.row_adapter.assign(in.adapter_count ? in.rows : 0, nullptr);
+    w.adapter_panels = 0;
+    for (int row = 0; row < static_cast<int>(w.row_adapter.size()); row++) {
+      const int number = in.sequence_adapters[w.row_sequence[row]];
+      if (number < 0) continue;
+      const auto* adapter = w.row_adapter[row] = static_cast<const Adapter<P>*>(in.adapters[number]);
+      w.adapter_panels = std::max(w.adapter_panels, adapter->panels());
+      AdaptedRows<P>* last = w.adapted.empty() ? nullptr : &w.adapted.back();
+      if (last && last->adapter == adapter && last->end == row && row - last->first < P::kRows)
+        last->end++;
+      else
+        w.adapted.push_back({adapter, row, row + 1});
+    }
   }
 
   // ------------------------------------------------------------------------------------------------------ attention

@@ -17,7 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import BackendUnavailable
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
+from kernels.spec import (
+    BLOCK_TOKENS,
+    DecoderTraits,
+    LowRank,
+    RopeTraits,
+    StepBatch,
+    check_adapter,
+    layer_groups,
+    weight_shapes,
+)
 
 try:
     import triton
@@ -41,6 +50,17 @@ class Layer:
     number: int  # inside the group
     rope: int
     weights: Mapping[str, Tensor]  # by the names of kernels.spec, but qkv and gate_up are one each
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What an adapter adds to one of a layer's products, in the columns of one matrix."""
+
+    columns: slice
+    part: LowRank  # on the device, in the decoder's dtype
+
+
+TritonAdapter = Mapping[tuple[int, str], list[Addition]]  # by layer and product: qkv, o, gate_up or down
 
 
 @dataclass(frozen=True)
@@ -124,6 +144,17 @@ class TritonBackend:
             graphs=DecodeGraphs(),
         )
 
+    def pack_adapter(self, decoder: TritonDecoder, parts: Mapping[str, LowRank]) -> TritonAdapter:
+        check_adapter(decoder.traits, parts)
+        adapter: dict[tuple[int, str], list[Addition]] = {}
+        for name, part in parts.items():
+            _, layer, target = name.split(".")
+            product, first = _place(decoder.traits, target)
+            a, b = (each.to(self.device, decoder.dtype) for each in (part.a, part.b))
+            addition = Addition(slice(first, first + len(b)), LowRank(a, b, part.scale))
+            adapter.setdefault((int(layer), product), []).append(addition)
+        return adapter
+
     @torch.inference_mode()
     def forward(self, decoder: TritonDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
         """The logits are on `device`."""
@@ -137,9 +168,9 @@ class TritonBackend:
         x = step.embed()
         a = step.norm(x, decoder.layers[0].weights["attention_norm"])
         for number, layer in enumerate(decoder.layers):
-            y = step.linear(step.attend(number, step.place_heads(number, a)), layer.weights["o"])
+            y = step.product(number, "o", step.attend(number, step.place_heads(number, a)))
             a = step.add_norm(x, y, layer.weights.get("post_attention_norm"), layer.weights["mlp_norm"])
-            y = step.linear(step.gate_up(number, a), layer.weights["down"])
+            y = step.product(number, "down", step.gate_up(number, a))
             if number + 1 < len(decoder.layers):
                 following = decoder.layers[number + 1].weights["attention_norm"]
                 a = step.add_norm(x, y, layer.weights.get("post_mlp_norm"), following)
@@ -183,7 +214,7 @@ class TritonOps:
 
     def project_output(self, layer: int, x: Tensor, attended: Tensor) -> Tensor:
         weights, x = self._weights(layer), x.clone()
-        y = self.linear(attended.to(self.decoder.dtype), weights["o"])
+        y = self.product(layer, "o", attended.to(self.decoder.dtype))
         return self.add(x, y, weights.get("post_attention_norm"))
 
     def project_gate_up(self, layer: int, x: Tensor) -> Tensor:
@@ -191,7 +222,7 @@ class TritonOps:
 
     def project_down(self, layer: int, x: Tensor, product: Tensor) -> Tensor:
         weights, x = self._weights(layer), x.clone()
-        y = self.linear(product.to(self.decoder.dtype), weights["down"])
+        y = self.product(layer, "down", product.to(self.decoder.dtype))
         return self.add(x, y, weights.get("post_mlp_norm"))
 
     def project_head(self, x: Tensor) -> Tensor:
@@ -215,6 +246,16 @@ class TritonOps:
         """`add`, and the norm of the sum."""
         return self._add_rms_norm(x, y, post_norm, weight)
 
+    def product(self, layer: int, name: str, a: Tensor) -> Tensor:
+        """`linear` of one of a layer's weights, and what the rows' adapters add."""
+        y, a = self.linear(a, self._weights(layer)[name]), a.flatten(1)
+        for adapter, rows in self.plan.adapters:
+            for addition in adapter.get((layer, name), ()):
+                part = addition.part
+                reduced = self.linear(a[rows], part.a) * part.scale
+                y[rows, addition.columns] += F.linear(reduced, part.b.float())
+        return y
+
     def linear(self, a: Tensor, weight: Tensor) -> Tensor:
         """a [row, in] or [row, head, dim] times weight [out, in] -> fp32 [row, out], never rounded in between."""
         a = a.flatten(1)
@@ -225,7 +266,7 @@ class TritonOps:
     def place_heads(self, layer: int, a: Tensor) -> Tensor:
         """a [row, hidden], normed. Writes K and V of every row into the pool. -> q [row, head, head_dim]."""
         traits, weights, where = self.decoder.traits, self._weights(layer), self.decoder.layers[layer]
-        qkv = self.linear(a, weights["qkv"])
+        qkv = self.product(layer, "qkv", a)
         q = self._empty(traits.num_heads, traits.head_dim)
         table, heads = self.plan.page_tables[where.group], traits.num_heads + 2 * traits.num_kv_heads
         elementwise.rotate_and_write_kv[(self.plan.rows, heads)](
@@ -251,7 +292,7 @@ class TritonOps:
 
     def gate_up(self, layer: int, a: Tensor) -> Tensor:
         traits = self.decoder.traits
-        gate_up = self.linear(a, self._weights(layer)["gate_up"])
+        gate_up = self.product(layer, "gate_up", a)
         product = self._empty(traits.intermediate_size)
         grid = (self.plan.rows, triton.cdiv(traits.intermediate_size, 1024))
         elementwise.gated_activation[grid](
@@ -322,6 +363,14 @@ class TritonOps:
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(self.plan.rows, *shape, dtype=self.decoder.dtype, device=self.pool.device)
+
+
+def _place(traits: DecoderTraits, target: str) -> tuple[str, int]:
+    """Of which product a matrix is part, and its first column there."""
+    heads, kv_heads = traits.num_heads * traits.head_dim, traits.num_kv_heads * traits.head_dim
+    places = {"q": ("qkv", 0), "k": ("qkv", heads), "v": ("qkv", heads + kv_heads)}
+    places |= {"gate": ("gate_up", 0), "up": ("gate_up", traits.intermediate_size)}
+    return places.get(target, (target, 0))
 
 
 def _rope_tables(ropes: list[RopeTraits], pairs: int) -> tuple[Tensor, Tensor]:

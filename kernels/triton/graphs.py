@@ -36,9 +36,10 @@ class DecodeGraphs:
     made: dict[tuple, Captured] = field(default_factory=dict)
 
     def fits(self, batch: StepBatch) -> bool:
-        """Only decodes, each with its logits wanted in order: what every step is but those with a prefill."""
+        """Only decodes, each with its logits wanted in order: what every step is but those with a prefill, or an
+        adapter, whose rows differ from step to step."""
         rows = len(batch.tokens)
-        return rows == len(batch.context_lens) == len(batch.logit_rows) and rows <= SIZES[-1]
+        return not batch.adapters and rows == len(batch.context_lens) == len(batch.logit_rows) and rows <= SIZES[-1]
 
     def replay(self, decoder: TritonDecoder, pool: Tensor, batch: StepBatch, backend: TritonBackend) -> Tensor:
         padded = pad(batch)

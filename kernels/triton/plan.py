@@ -6,6 +6,7 @@ Knows the shape of a batch and of a decoder's attention; no weights, no kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class Plan:
     decodes: Tiles | None  # of the sequences with one row, whose contexts are split; the first rows of a batch
     prefills: Tiles | None
     spans: tuple[int, ...]  # [group] the most spans that a decode's context is cut into
+    adapters: tuple[tuple[Any, Tensor], ...] = ()  # each with the numbers of its rows, int64
 
     @property
     def rows(self) -> int:
@@ -104,7 +106,15 @@ def make_plan(traits: DecoderTraits, windows: tuple[int | None, ...], batch: Ste
         decodes=Tiles(decode_rows(group_size), decode_sequence, decode_start) if len(decode_sequence) else None,
         prefills=Tiles(prefill_lanes, prefill_sequence, prefill_start) if len(prefill_sequence) else None,
         spans=most_spans(windows, longest),
+        adapters=adapted_rows(batch, device),
     )  # fmt: skip
+
+
+def adapted_rows(batch: StepBatch, device: torch.device) -> tuple[tuple[Any, Tensor], ...]:
+    if not batch.adapters:
+        return ()
+    numbers = batch.row_adapters()
+    return tuple((each, (numbers == i).nonzero()[:, 0].to(device)) for i, each in enumerate(batch.adapters))
 
 
 def to_device(parts: tuple, device: torch.device) -> list[Tensor]:

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
+from kernels.spec import (
+    ADAPTABLE,
+    BLOCK_TOKENS,
+    DecoderTraits,
+    LowRank,
+    RopeTraits,
+    StepBatch,
+    layer_groups,
+    weight_shapes,
+)
 
 
 def rope(dims: int, theta: float = 10_000.0, factor: float = 1.0) -> RopeTraits:
@@ -67,6 +76,33 @@ def random_weights(traits: DecoderTraits, seed: int = 0) -> dict[str, torch.Tens
 
     weights = {name: draw(name, shape) for name, shape in weight_shapes(traits).items()}
     return weights | {"head": weights["embedding"]}
+
+
+def random_adapter(
+    traits: DecoderTraits, rank: int, seed: int = 0, targets: Sequence[str] = ADAPTABLE
+) -> dict[str, LowRank]:
+    """Parts of a third of the size of what they are added to, on every layer but, of each target, one."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = {}
+    for name, shape in weight_shapes(traits).items():
+        layer, _, target = name.removeprefix("layers.").partition(".")
+        if target in targets and (int(layer) + targets.index(target)) % traits.num_layers != seed % 5:
+            a = torch.randn(rank, shape[1], generator=generator) * shape[1] ** -0.5
+            b = torch.randn(shape[0], rank, generator=generator)
+            parts[name] = LowRank(a, b, scale=0.33 * rank**-0.5)
+    return parts
+
+
+def merged(weights: dict[str, torch.Tensor], parts: dict[str, LowRank]) -> dict[str, torch.Tensor]:
+    """The weights that compute alone what they do with the adapter beside them."""
+    sums = {name: weights[name] + part.scale * part.b @ part.a for name, part in parts.items()}
+    return weights | sums
+
+
+def with_adapters(batch: StepBatch, adapters: Sequence, numbers: Sequence[int]) -> StepBatch:
+    """`numbers`: of each sequence, -1 for none."""
+    numbers = torch.tensor(list(numbers), dtype=torch.int32)
+    return replace(batch, adapters=tuple(adapters), sequence_adapters=numbers)
 
 
 def from_transformers(model: LlamaForCausalLM | Gemma3ForCausalLM) -> tuple[DecoderTraits, dict[str, torch.Tensor]]:

@@ -56,6 +56,16 @@ int main(int, char** arguments) {
   for (auto place = read<int32_t>(); !place.empty(); place = read<int32_t>())
     arena_decoder_load(decoder, place[0], place[1], read<char>().data());
 
+  std::vector<AnyAdapter*> adapters;
+  for (auto ranks = read<int32_t>(); !ranks.empty(); ranks = read<int32_t>()) {
+    adapters.emplace_back();
+    require(arena_adapter_open(decoder, ranks.data(), read<float>().data(), &adapters.back()));
+    for (auto place = read<int32_t>(); !place.empty(); place = read<int32_t>()) {
+      const auto a = read<char>(), b = read<char>();
+      arena_adapter_load(adapters.back(), place[0], place[1], a.data(), b.data());
+    }
+  }
+
   auto pool = read<uint8_t>();
   const auto sizes = read<int64_t>();  // pages, page_bytes
   for (auto tokens = read<int32_t>(); !tokens.empty(); tokens = read<int32_t>()) {
@@ -66,15 +76,18 @@ int main(int, char** arguments) {
       pages.push_back(read<int32_t>());
       tables.push_back({pages.back().data(), shape[0], shape[1]});
     }
+    const auto sequence_adapters = read<int32_t>();
     std::vector<float> logits(wanted.size() * decoder->logits_stride);
     const StepInput step{pool.data(), sizes[0], sizes[1], static_cast<int>(tokens.size()), static_cast<int>(contexts.size()),
                          static_cast<int>(wanted.size()), static_cast<int>(tables.size()), tokens.data(), positions.data(),
-                         starts.data(), contexts.data(), wanted.data(), tables.data(), logits.data(), decoder->logits_stride};
+                         starts.data(), contexts.data(), wanted.data(), tables.data(), logits.data(), decoder->logits_stride,
+                         adapters.data(), sequence_adapters.data(), static_cast<int64_t>(sequence_adapters.empty() ? 0 : adapters.size())};
     require(arena_forward(engine, decoder, &step));
     for (size_t row = 0; row < wanted.size(); row++)
       std::fwrite(logits.data() + row * decoder->logits_stride, sizeof(float), decoder->t.vocab, output);
   }
   std::fclose(output);
+  for (AnyAdapter* adapter : adapters) arena_adapter_close(adapter);
   arena_engine_close(engine);
   arena_decoder_close(decoder);
   std::puts(arena_isa());

@@ -7,8 +7,10 @@ import torch
 
 from kernels import BackendUnavailable
 from kernels.cpu import CpuBackend
+from kernels.reference import ReferenceBackend
+from tests.kernels import test_adapters
 from tests.kernels.comparison import BF16_BOUND, FP32_BOUND, INT8_BOUND, TRAITS, differences
-from tests.kernels.decoders import gemma_traits, random_weights
+from tests.kernels.decoders import gemma_traits, random_adapter, random_weights
 from tests.kernels.test_batch_invariance import logits_of
 
 SOME_TRAITS = ("llama, 80, one head", "llama, 16, odd sizes", "gemma3, 64", "gemma3, 256, window of a block")
@@ -39,6 +41,15 @@ def test_ops_agree_with_the_reference(lesser, dtype, int8, bound):
         if not difference <= bound
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_adapters_agree_with_the_reference(lesser, dtype, bound):
+    traits = gemma_traits(hidden_size=45, intermediate_size=67)
+    parts = [random_adapter(traits, rank, seed) for seed, rank in enumerate((3, 8, 40))]
+    ours, theirs = (test_adapters.logits_of(each, traits, parts, dtype) for each in (lesser, ReferenceBackend()))
+    for sequence, expected in theirs.items():
+        assert (ours[sequence] - expected).abs().max() <= bound * expected.abs().max()
 
 
 @pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])

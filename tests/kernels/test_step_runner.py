@@ -11,7 +11,8 @@ import torch
 
 from kernels.cpu import _c_traits, binding, build
 from kernels.reference import ReferenceBackend
-from tests.kernels.decoders import Pages, gemma_traits, random_weights, rope
+from kernels.spec import ADAPTABLE
+from tests.kernels.decoders import Pages, gemma_traits, random_adapter, random_weights, rope, with_adapters
 
 SOURCE = Path(__file__).parent / "step_runner.cpp"
 TRAITS = gemma_traits(
@@ -26,6 +27,16 @@ STEPS = (
     [(1, PROMPT[31:286], 31)],
     *([(1, PROMPT[i : i + 1], i)] for i in range(286, 290)),
 )
+# And with adapters: of those of ADAPTED_BY, or none
+ADAPTED_STEPS = (
+    [(4, PROMPT[:40], 0)],
+    [(5, PROMPT[:18], 0), (6, [5, 6, 7], 0)],
+    [(6, [9], 3), (5, PROMPT[18:19], 18), (7, [1], 0)],
+    [(5, PROMPT[19:39], 19)],
+    [(5, PROMPT[39:40], 39)],
+)
+ADAPTED_BY = {4: 0, 5: 0, 6: -1, 7: 1}
+ADAPTERS = (random_adapter(TRAITS, 3), random_adapter(TRAITS, 40, 1, targets=("k", "gate", "down")))
 
 
 def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
@@ -55,23 +66,36 @@ def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
                 put(binding.int32_array([layer, binding.SLOTS.index(slot)]))
                 put_tensor(weight.to(dtype))
         put(b"")
-        batches = [pages.step(parts) for parts in STEPS]
+        for parts in ADAPTERS:
+            names = [f"layers.{i}.{target}" for i in range(layers) for target in ADAPTABLE]
+            put(binding.int32_array([len(parts[name].a) if name in parts else 0 for name in names]))
+            put(binding.float_array([parts[name].scale if name in parts else 0 for name in names]))
+            for name, part in parts.items():
+                put(binding.int32_array([int(name.split(".")[1]), ADAPTABLE.index(name.split(".")[2])]))
+                put_tensor(part.a.to(dtype))
+                put_tensor(part.b.to(dtype))
+            put(b"")
+        put(b"")
+        batches = [(pages.step(parts), []) for parts in STEPS]
+        batches += [(pages.step(parts), [ADAPTED_BY[s] for s, _, _ in parts]) for parts in ADAPTED_STEPS]
         put_tensor(torch.full_like(pages.pool, 0xFF))
         put(struct.pack("qq", *pages.pool.shape))
-        for batch in batches:
+        for batch, adapters in batches:
             for name in ("tokens", "positions", "query_starts", "context_lens", "logit_rows"):
                 put_tensor(getattr(batch, name))
             for table in batch.page_tables:
                 put(binding.int32_array(table.shape[1:]))
                 put_tensor(table)
             put(b"")
+            put(binding.int32_array(adapters))
         put(b"")
 
 
 def run_steps(
     folder: Path, dtype: torch.dtype, compiler: str, flags: list[str], emulator: list[str], *, int8: bool = False
 ) -> str:
-    """Compiles and runs; checks that chunks give the bits of the whole prompt, and all the reference's values."""
+    """Compiles and runs; checks that chunks give the bits of the whole prompt, and all the reference's values, without
+    adapters and with some."""
     steps, logits, program = folder / f"steps-{dtype}-{int8}", folder / f"logits-{dtype}-{int8}", folder / "runner"
     write_steps(steps, dtype, int8)
     if not program.exists():
@@ -90,18 +114,24 @@ def run_steps(
     done = subprocess.run([*emulator, str(program), "2", str(steps), str(logits)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = torch.frombuffer(bytearray(logits.read_bytes()), dtype=torch.float32).view(-1, TRAITS.vocab_size)
-    assert len(rows) == sum(len(ids) for parts in STEPS for _, ids, _ in parts)
+    rows, adapted = rows.split([sum(len(ids) for parts in s for _, ids, _ in parts) for s in (STEPS, ADAPTED_STEPS)])
 
     whole, first = rows[:290], rows[290:320]
     assert torch.equal(first, whole[:30])
     assert torch.equal(rows[324], whole[30])
     assert torch.equal(rows[326:], whole[31:])
+    adapted_whole = adapted[:40]
+    assert torch.equal(torch.cat((adapted[40:58], adapted[62:63], adapted[64:])), adapted_whole)
     reference, pages = ReferenceBackend(), Pages(TRAITS, dtype)
-    batch = pages.step(STEPS[0])
     decoder = reference.pack(TRAITS, random_weights(TRAITS), dtype, int8_weights=int8)
-    theirs = reference.forward(decoder, pages.pool, batch)
+    adapter = reference.pack_adapter(decoder, ADAPTERS[0])
     bound = 1e-5 if dtype == torch.float32 and not int8 else 0.03
-    assert (whole - theirs).abs().max() <= bound * theirs.abs().max()
+    for ours, batch in (
+        (whole, pages.step(STEPS[0])),
+        (adapted_whole, with_adapters(pages.step(ADAPTED_STEPS[0]), [adapter], [0])),
+    ):
+        theirs = reference.forward(decoder, pages.pool, batch)
+        assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
     return done.stdout.strip()
 
 

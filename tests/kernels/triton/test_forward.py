@@ -7,7 +7,8 @@ from kernels.reference import ReferenceBackend
 from kernels.triton.graphs import pad
 from kernels.triton.plan import make_plan, most_spans
 from tests.gpu import check
-from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights
+from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_adapter, random_weights
+from tests.kernels.test_adapters import logits_of
 
 TINY = dict(hidden_size=32, intermediate_size=40, vocab_size=50, head_dim=16)
 
@@ -40,6 +41,14 @@ def test_prefill_of_several_tiles_is_the_reference(interpreted, traits):
         batch = pages.step([(0, [i % 50 for i in range(36)], 0), (1, [7], 0)])
         logits.append(backend.forward(backend.pack(traits, weights, torch.float32), pages.pool, batch))
     assert (logits[0] - logits[1]).abs().max() <= 1e-5 * logits[1].abs().max()
+
+
+def test_rows_of_several_adapters_are_the_reference(interpreted):
+    traits = llama_traits(**TINY)
+    parts = [random_adapter(traits, rank, seed) for seed, rank in enumerate((3, 8, 1))]
+    ours, theirs = (logits_of(backend, traits, parts, torch.float32) for backend in (interpreted, ReferenceBackend()))
+    for sequence, expected in theirs.items():
+        assert (ours[sequence] - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_padding_of_a_graph_changes_no_logit_and_no_page(interpreted, traits):
