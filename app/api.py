@@ -284,6 +284,7 @@ class NewModel(Schema):
     endpoint_key_env: str | None = None
     sampling_weight: float = 1.0
     precision: str | None = None
+    adapter: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -298,6 +299,7 @@ class ModelChanges(Schema):
     endpoint_key_env: str | None = None
     sampling_weight: float | None = None
     precision: str | None = None
+    adapter: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None

@@ -617,7 +617,7 @@ def _not_counted(session: Session, battle_id: str, visitor_id: str) -> dict[str,
     that it alone kept from counting, so that it comes second."""
     battle = queries.find_battle(session, battle_id, visitor_id)
     models = {
-        side: identity.terms(model.name, model.source, model.organisation)
+        side: identity.terms(model.name, model.source, model.organisation, model.adapter)
         for side, model in queries.models_of(session, battle).items()
     }
     texts = [text for turn in queries.conversation_of(session, battle_id) for text in turn.values()]

@@ -22,7 +22,15 @@ from app.config import AppConfig, engine_environment
 from app.engine_client import EngineModel
 from app.errors import ArenaError, BadInput, ConfigError
 from app.leaderboard import cli as leaderboard_cli
-from app.model_rules import ABOUT, PRECISIONS, SAMPLING, SOURCES, check_context_length, check_path
+from app.model_rules import (
+    ABOUT,
+    ADAPTER_SOURCES,
+    PRECISIONS,
+    SAMPLING,
+    SOURCES,
+    check_context_length,
+    check_path,
+)
 from app.registry import (
     ModelView,
     insert_model,
@@ -132,6 +140,8 @@ def add_models(commands) -> None:
     adding.add_argument(
         "--precision", choices=PRECISIONS, help="of the weights: int8 takes half the memory (default: the engine's own)"
     )
+    adapters = ", ".join(ADAPTER_SOURCES.values())
+    adding.add_argument("--adapter", metavar="SOURCE", help=f"a LoRA adapter over the checkpoint: {adapters}")
     adding.add_argument("--organisation", help="who made it")
     adding.add_argument("--licence", help="under which it may be used")
     adding.add_argument("--parameters", help="how many it has, as people write it: 135M")
@@ -192,13 +202,17 @@ def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
         document = {"models": [asdict(model) for model in models]} if many else asdict(models)
         print(json.dumps(document, ensure_ascii=False, indent=2))
         return 0
-    rows = [(model.name, state_words(model), model.source) for model in (models if many else [models])]
+    rows = [(model.name, state_words(model), checkpoint_words(model)) for model in (models if many else [models])]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     for name, state, source in rows:
         print(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {source}")
     if not rows:
         print("No models yet: arena models add NAME SOURCE")
     return 0
+
+
+def checkpoint_words(model: ModelView) -> str:
+    return f"{model.source} + {model.adapter}" if model.adapter else model.source
 
 
 def state_words(model: ModelView) -> str:
@@ -222,6 +236,7 @@ def add_model(args: argparse.Namespace) -> int:
     config = load_config(args, "database_url", "data_folder")
     if not config.engine_url:
         check_path(args.source)
+        check_path(args.adapter, "adapter")
     if args.context_length:
         check_context_length(args.source, args.context_length, longest_context(args.source, told_by_arena(config)))
     return change_and_show(
@@ -236,6 +251,7 @@ def add_model(args: argparse.Namespace) -> int:
         endpoint_key_env=args.endpoint_key_env,
         sampling_weight=args.sampling_weight,
         precision=args.precision,
+        adapter=args.adapter,
         **{field: getattr(args, field) for field in ABOUT},
     )
 

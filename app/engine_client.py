@@ -87,6 +87,7 @@ class ModelSpec:
     chat_template: str | None = None
     context_length: int | None = None
     precision: str | None = None  # of the weights; None: the engine's own
+    adapter: str | None = None  # over the checkpoint
 
 
 class EngineClient:
@@ -188,6 +189,7 @@ class EngineClient:
             "chat_template": spec.chat_template,
             "context_length": spec.context_length,
             "precision": spec.precision,
+            "adapter": spec.adapter,
         }
         await self._ask("PUT", f"/models/{quote(name, safe='')}", body, key=self._admin_key)
 

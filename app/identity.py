@@ -36,14 +36,15 @@ class Named:
     term: str
 
 
-def terms(name: str, source: str = "", organisation: str | None = None) -> tuple[str, ...]:
-    """What gives a model away: its name, the family in it, the checkpoint's own name, the organisation."""
+def terms(name: str, source: str = "", organisation: str | None = None, adapter: str | None = None) -> tuple[str, ...]:
+    """What gives a model away: its name, the family in it, the checkpoint's name, an adapter's, the organisation."""
     found = [name, organisation or ""]
-    scheme, _, rest = source.partition(":")
-    if scheme == "hf":
-        found += rest.partition("@")[0].split("/")
-    elif scheme == "openai":
-        found.append(rest.partition("#")[2].rpartition("/")[2])
+    for written in (source, adapter or ""):
+        scheme, _, rest = written.partition(":")
+        if scheme == "hf":
+            found += rest.partition("@")[0].split("/")
+        elif scheme == "openai":
+            found.append(rest.partition("#")[2].rpartition("/")[2])
     for text in (name, *found[2:]):
         words = {word.casefold() for word in TOKENS.findall(text)}
         found += sorted(words & FAMILIES)

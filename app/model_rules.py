@@ -23,6 +23,7 @@ LOCAL_SOURCES = {
     "hf": "hf:organisation/name or hf:organisation/name@revision",
     "path": "path:/folder or path:/file.gguf",
 }
+ADAPTER_SOURCES = {"hf": LOCAL_SOURCES["hf"], "path": "path:/folder"}
 REMOTE = "openai"
 SOURCES = ", ".join([*LOCAL_SOURCES.values(), "openai:https://host/v1#model"])
 KINDS: dict[str, Callable[[Any], bool]] = {
@@ -63,6 +64,8 @@ RULES = {
     "template_of_endpoint": "a remote endpoint has a chat template of its own",
     "precision": "precision must be {names}, or nothing for the engine's own, not {value}",
     "precision_of_endpoint": "a remote endpoint has weights of a precision of its own",
+    "adapter": "{value} is not a source of a LoRA adapter; one is: {sources}",
+    "adapter_of_endpoint": "an adapter is over a checkpoint of ours, not over a remote endpoint",
     "endpoint": "{value} is not of the form openai:https://host/v1#model (a key goes into the environment)",
     "source": "{value} is not a source of a checkpoint; a source is one of: {sources}",
     "path": "there is no file or folder at {path}",
@@ -78,7 +81,7 @@ PRECISIONS = ("int8",)  # of weights, beside the engine's own
 ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
 FIELDS = (
     *("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env"),
-    *("sampling_weight", "precision", *ABOUT),
+    *("sampling_weight", "precision", "adapter", *ABOUT),
 )
 
 
@@ -114,6 +117,7 @@ def checked(
     endpoint_key_env: str | None = None,
     sampling_weight: float = 1.0,
     precision: str | None = None,
+    adapter: str | None = None,
     organisation: str | None = None,
     licence: str | None = None,
     parameters: str | None = None,
@@ -134,6 +138,8 @@ def checked(
         raise refusal("precision", field="precision", names=", ".join(PRECISIONS), value=repr(precision))
     if precision is not None and is_remote(source):
         raise refusal("precision_of_endpoint", field="precision")
+    if adapter is not None and is_remote(source):
+        raise refusal("adapter_of_endpoint", field="adapter")
     if type(sampling_weight) not in (int, float) or not 0 <= sampling_weight <= MOST_WEIGHT:
         raise refusal("from_to", field="sampling_weight", least=0, most=MOST_WEIGHT, value=repr(sampling_weight))
     about = {"organisation": organisation, "licence": licence, "parameters": parameters}
@@ -149,6 +155,7 @@ def checked(
         "endpoint_key_env": endpoint_key_env,
         "sampling_weight": float(sampling_weight),
         "precision": precision,
+        "adapter": None if adapter is None else checked_adapter(adapter),
         **{field: (text or "").strip() or None for field, text in about.items()},
     }
 
@@ -169,6 +176,14 @@ def checked_source(source: str) -> str:
     return source
 
 
+def checked_adapter(adapter: str) -> str:
+    adapter = str(adapter).strip()
+    scheme, _, rest = adapter.partition(":")
+    if scheme not in ADAPTER_SOURCES or not rest.strip():
+        raise refusal("adapter", field="adapter", value=repr(adapter), sources=", ".join(ADAPTER_SOURCES.values()))
+    return adapter
+
+
 def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sampling, Mapping):
         raise refusal("sampling_table", field="sampling")
@@ -186,11 +201,11 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sampling)
 
 
-def check_path(source: str) -> None:
+def check_path(source: str | None, field: str = "source") -> None:
     """Whether what a path: source names is on this machine."""
     scheme, _, rest = str(source).partition(":")
     if scheme == "path" and not Path(rest).expanduser().exists():
-        raise refusal("path", field="source", path=rest)
+        raise refusal("path", field=field, path=rest)
 
 
 def check_context_length(source: str, context_length: int | None, allowed: int | None) -> None:

@@ -111,10 +111,11 @@ class PromptRoom:
 
 
 def one_of_each_tokenizer(models: Sequence[ReadyModel]) -> list[ReadyModel]:
-    """Of the models that share a checkpoint and a context, the one whose system prompt takes the most room."""
+    """Of the models that share a checkpoint, an adapter, which may bring a chat template, and a context, the one whose
+    system prompt takes the most room."""
     chosen: dict[tuple, ReadyModel] = {}
     for model in models:
-        key = (model.source, model.context_length)
+        key = (model.source, model.adapter, model.context_length)
         if key not in chosen or model.system_prompt_tokens > chosen[key].system_prompt_tokens:
             chosen[key] = model
     return list(chosen.values())

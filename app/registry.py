@@ -12,7 +12,7 @@ import contextlib
 import logging
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class ModelView:
     status: str
     sampling_weight: float = 1.0
     precision: str | None = None
+    adapter: str | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -103,6 +104,7 @@ class ReadyModel:
     system_prompt_tokens: int
     endpoint_key_env: str | None
     sampling_weight: float = 1.0
+    adapter: str | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -170,6 +172,7 @@ class Registry:
                 system_prompt_tokens=status.system_prompt_tokens,
                 endpoint_key_env=row.endpoint_key_env,
                 sampling_weight=row.sampling_weight,
+                adapter=row.adapter,
             )
             for row in self._rows
             if row.enabled and (status := self._status(row)).status == "ready"
@@ -213,6 +216,7 @@ class Registry:
         endpoint_key_env: str | None = None,
         sampling_weight: float = 1.0,
         precision: str | None = None,
+        adapter: str | None = None,
         settle_seconds: float = SETTLE_SECONDS,
         **about: str | None,
     ) -> ModelView:
@@ -229,9 +233,10 @@ class Registry:
             "endpoint_key_env": endpoint_key_env or None,
             "sampling_weight": sampling_weight,
             "precision": precision or None,
+            "adapter": adapter or None,
             **{field: about.get(field) for field in ABOUT},
         }
-        self._check_path(source)
+        self._check_paths(values)
         check_context_length(source, context_length, longest_context(source, await self.models()))
         name = (await self._database.run(insert_model, name, **values)).name
         self._asked.pop(name, None)
@@ -240,8 +245,7 @@ class Registry:
 
     async def change(self, name: str, **changes: Any) -> ModelView:
         """Sets some of FIELDS, or `enabled`; enabling one that failed tries it again."""
-        if "source" in changes:
-            self._check_path(changes["source"])
+        self._check_paths(changes)
         before = await self._database.run(find_model, name, read_only=True)
         if "source" in changes or "context_length" in changes:
             source, length = (changes.get(each, getattr(before, each)) for each in ("source", "context_length"))
@@ -258,10 +262,11 @@ class Registry:
         await self.sync()
         return await self.model(name)
 
-    def _check_path(self, source: str) -> None:
+    def _check_paths(self, values: Mapping[str, Any]) -> None:
         """What our own engine will not find is refused at once; another machine's disk is its engine's business."""
         if not self._config.engine_url:
-            check_path(source)
+            for name in ("source", "adapter"):
+                check_path(values.get(name), name)
 
     async def _forget(self, row: Model) -> None:
         """Makes the engine take a model anew that it failed to load."""
@@ -450,7 +455,7 @@ async def close_remote(remote: Remote) -> None:
 
 
 def spec_of(row: Model) -> ModelSpec:
-    return ModelSpec(row.source, row.system_prompt, row.sampling, row.chat_template, row.context_length, row.precision)
+    return ModelSpec(**{each.name: getattr(row, each.name) for each in fields(ModelSpec)})
 
 
 # The table of models, for this process and for the command line

@@ -47,6 +47,7 @@ def add_model(
     licence: str | None = None,
     parameters: str | None = None,
     precision: str | None = None,
+    adapter: str | None = None,
 ) -> Model:
     """Raises NameTaken, and the session must end with it."""
     model = Model(
@@ -64,6 +65,7 @@ def add_model(
         licence=licence,
         parameters=parameters,
         precision=precision,
+        adapter=adapter,
     )
     session.add(model)
     try:

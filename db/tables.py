@@ -108,6 +108,7 @@ class Model(Table):
     licence: Mapped[str | None]
     parameters: Mapped[str | None]  # how many, as people write it: 135M
     precision: Mapped[str | None]  # of the weights; NULL: the engine's own
+    adapter: Mapped[str | None]  # source of a LoRA adapter over the checkpoint
 
 
 class Visitor(Table):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 
@@ -9,15 +12,18 @@ from engine.scheduler import Step
 from engine.sequence import Sequence
 from kernels.spec import BLOCK_TOKENS, StepBatch
 
+if TYPE_CHECKING:
+    from engine.architectures import Adapter
+
 
 def wants_token(sequence: Sequence, count: int) -> bool:
     """Whether computing `count` tokens reaches the last one, and another may follow it."""
     return sequence.uncomputed + sequence.drafted == count and sequence.length < sequence.limit
 
 
-def build_batch(step: Step) -> StepBatch:
+def build_batch(step: Step, adapters: Iterable[Adapter | None] = ()) -> StepBatch:
     """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token and for each
-    of its guesses, and one for each token of those that are scored."""
+    of its guesses, and one for each token of those that are scored. `adapters` [sequence], if any has one."""
     sequences = step.sequences
     counts = np.array(step.counts, np.int32)
     starts = np.zeros(len(counts) + 1, np.int32)
@@ -33,7 +39,20 @@ def build_batch(step: Step) -> StepBatch:
         context_lens=torch.from_numpy(context_lens),
         page_tables=tuple(page_table(sequences, group) for group in range(len(step.space.groups))),
         logit_rows=torch.from_numpy(logit_rows(step, starts, wanted)),
+        **numbered(list(adapters)),
     )
+
+
+def numbered(adapters: list[Adapter | None]) -> dict[str, Any]:
+    """What a StepBatch says of them: each packed one once, and its number by sequence."""
+    distinct = list(dict.fromkeys(adapter for adapter in adapters if adapter))
+    if not distinct:
+        return {}
+    numbers = [distinct.index(adapter) if adapter else -1 for adapter in adapters]
+    return {
+        "adapters": tuple(adapter.packed for adapter in distinct),
+        "sequence_adapters": torch.tensor(numbers, dtype=torch.int32),
+    }
 
 
 def logit_rows(step: Step, starts: np.ndarray, wanted: list[bool]) -> np.ndarray:

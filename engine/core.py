@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from engine import figures
-from engine.architectures import Runner, load_checkpoint
+from engine.architectures import Decoders, Runner, adapted, load_checkpoint
 from engine.batch import build_batch
 from engine.beam import Beam, BeamSearch
-from engine.checkpoints import fetch
+from engine.checkpoints import fetch, fetch_adapter
 from engine.choice import Choice
 from engine.config import EngineConfig
 from engine.drafts import Drafter
@@ -48,7 +48,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.kv.geometry import default_page_bytes
-from engine.kv.manager import CheckpointKV
+from engine.kv.manager import CheckpointKV, Turn
 from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 from engine.kv.reserved import kv_manager
@@ -66,7 +66,7 @@ __all__ = ["Engine", "GenerationEvent", "ModelSpec", "ModelStatus", "SamplingPar
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
-Load = Callable[[str, str | None, Progress], Runner]  # source, precision, progress(done, total, unit) -> loaded
+Load = Callable[[str, str | None, str | None, Progress], Runner]  # source, precision, adapter, progress -> loaded
 Command = tuple[Callable[[], None], Callable[[str], None] | None]  # what to do; whom to tell if the engine ends first
 USUAL_TERMS = Terms()
 SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
@@ -108,7 +108,7 @@ class Engine:
         )
         self.counts = figures.Counts()
         self._draw_kernel = getattr(backend, "draw", drawing.draw)
-        self._load_checkpoint = load or partial(load_from_source, config.cache_folder, backend, dtype)
+        self._load_checkpoint = load or partial(load_from_source, config.cache_folder, backend, dtype, Decoders())
         self._lock = threading.RLock()
         self._models: dict[str, Model] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -186,7 +186,7 @@ class Engine:
     # The step
 
     def step(self) -> bool:
-        """One forward of one checkpoint, and all around it. False where there was nothing to do."""
+        """One forward over one checkpoint's weights, and all around it. False where there was nothing to do."""
         self._run_commands()
         if self.scheduler.idle:
             return False
@@ -216,8 +216,9 @@ class Engine:
 
     def _compute(self, step: Step) -> None:
         checkpoint, guessed = self._loaded[step.space], [sequence.drafted for sequence in step.sequences]
+        adapters = [self._loaded[sequence.space].runner.adapter for sequence in step.sequences]
         try:
-            logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step))
+            logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step, adapters))
             draws = draw(step, logits, self._draw_kernel)
         except Exception as error:
             log.exception("a forward of %s failed", checkpoint.name)
@@ -538,18 +539,19 @@ class Engine:
         name = spec.weights
         if name not in self._checkpoints:
             checkpoint = self._checkpoints[name] = Checkpoint(name)
-            load = partial(self._load, checkpoint, spec.source, spec.precision)
+            load = partial(self._load, checkpoint, spec)
             threading.Thread(target=load, name=f"load {name}", daemon=True).start()
         return self._checkpoints[name]
 
-    def _load(self, checkpoint: Checkpoint, source: str, precision: str | None) -> None:
+    def _load(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
         def progress(done: int, total: int, unit: str) -> None:
             checkpoint.progress = (done, total, unit)
             if self._closing or self._checkpoints.get(checkpoint.name) is not checkpoint:
                 raise CheckpointError("nobody waits for this checkpoint any more")
 
         try:
-            arrived = partial(self._arrived, checkpoint, self._load_checkpoint(source, precision, progress))
+            runner = self._load_checkpoint(spec.source, spec.precision, spec.adapter, progress)
+            arrived = partial(self._arrived, checkpoint, runner)
         except EngineError as error:
             arrived = partial(self._checkpoint_failed, checkpoint, str(error))
         except Exception as error:
@@ -560,7 +562,8 @@ class Engine:
 
     def _arrived(self, checkpoint: Checkpoint, runner: Runner) -> None:
         try:
-            space = self.memory.add_checkpoint(runner.digest, runner.geometry, runner.context_length)
+            turn = self._turn_of(runner)
+            space = self.memory.add_checkpoint(runner.digest, runner.geometry, runner.context_length, turn)
         except CheckpointError as error:
             return self._checkpoint_failed(checkpoint, str(error))
         with self._lock:
@@ -570,6 +573,11 @@ class Engine:
         for model in users:
             self._prepare(model)
         self._unload_if_unused(checkpoint)
+
+    def _turn_of(self, runner: Runner) -> Turn | None:
+        """That of the checkpoints whose weights it shares, where there are any."""
+        turns = (each.space.turn for each in self._loaded.values() if each.runner.decoder is runner.decoder)
+        return next(turns, None)
 
     def _checkpoint_failed(self, checkpoint: Checkpoint, why: str) -> None:
         with self._lock:
@@ -701,12 +709,18 @@ def load_from_source(
     cache_folder: Path,
     backend: Backend,
     dtype: torch.dtype,
+    decoders: Decoders,
     source: str,
     precision: str | None,
+    adapter: str | None,
     progress: Progress,
 ) -> Runner:
+    adapter_folder = fetch_adapter(adapter, cache_folder, progress) if adapter else None
     folder = fetch(source, cache_folder, progress)
-    return load_checkpoint(folder, dtype=dtype, precision=precision, backend=backend, progress=progress)
+    base = load_checkpoint(
+        folder, dtype=dtype, precision=precision, backend=backend, progress=progress, decoders=decoders
+    )
+    return adapted(base, adapter_folder, progress) if adapter_folder else base
 
 
 def torch_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.architectures import Runner
 from engine.kv.manager import CheckpointKV, KVManager, pages_of
 from engine.models import Checkpoint, Model
 from engine.request import Request
@@ -51,6 +52,7 @@ def kv(
             "pinned": memory.pinned_pages,
         },
         "page_bytes": memory.pool.page_bytes,
+        "weight_bytes": weight_bytes(checkpoint.runner for checkpoint in loaded.values()),
         "models": {
             name: {**model_kv(model, requests.values()), "pages_counted_on": scheduler.shares.pages(name)}
             for name, model in list(models.items())
@@ -63,6 +65,13 @@ def kv(
         "evicted_blocks": blocks.evictions,
         "preemptions": scheduler.preemptions,
     }
+
+
+def weight_bytes(runners: Iterable[Runner]) -> int:
+    """Of what is in memory: weights that several share once, and each adapter over them."""
+    runners = list(runners)
+    shared = {id(runner.decoder): runner.weight_bytes for runner in runners}
+    return sum(shared.values()) + sum(runner.adapter.weight_bytes for runner in runners if runner.adapter)
 
 
 def model_kv(model: Model, requests: Iterable[Request]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What the engine serves: models, and the checkpoints that they share. Plain data; `core` moves it.
 
-A model is a name over a checkpoint, with a system prompt and defaults. Several models of one source and precision share
-one loaded checkpoint, and with it the blocks of whatever prefixes they have in common.
+A model is a name over a checkpoint, with a system prompt and defaults. Several models of one source, precision and
+adapter share one loaded checkpoint, and with it the blocks of whatever prefixes they have in common. With an adapter a
+source is another checkpoint than without: its weights are the same in memory, and none of its blocks is.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class ModelSpec:
     chat_template: str | None = None  # a name in CHAT_FORMATS; None: the checkpoint's own
     context_length: int | None = None  # tokens; None: the checkpoint's own
     precision: str | None = None  # of the weights, one of config's PRECISIONS; None: the engine's dtype
+    adapter: str | None = None  # source of a LoRA adapter over the checkpoint
     kv_share: float = 0.0  # of the pool, that it may count on; what it does not use is lent
 
     @property
     def weights(self) -> str:
         """The name of what is loaded: models with the same share it."""
-        return f"{self.source} as {self.precision}" if self.precision else self.source
+        adapter = f" with {self.adapter}" if self.adapter else ""
+        return f"{self.source}{adapter} as {self.precision}" if self.precision else f"{self.source}{adapter}"
 
     @property
     def digest(self) -> str:
@@ -49,6 +52,7 @@ class ModelStatus:
     unit: str  # "bytes", "tensors" or ""
     source: str
     precision: str | None
+    adapter: str | None
     context_length: int | None  # prompt and answer together, once known
     checkpoint_context_length: int | None  # the most that the checkpoint was made for, once known
     system_prompt_tokens: int | None  # that every chat begins with, once known
@@ -59,7 +63,7 @@ class ModelStatus:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """One source in one precision, loaded or on its way."""
+    """One source in one precision, with an adapter or without, loaded or on its way."""
 
     name: str  # ModelSpec.weights
     users: list[Model] = field(default_factory=list)
@@ -101,6 +105,7 @@ class Model:
             unit=unit,
             source=self.spec.source,
             precision=self.spec.precision,
+            adapter=self.spec.adapter,
             context_length=self.context_length,
             checkpoint_context_length=runner.context_length if runner else None,
             system_prompt_tokens=len(self.prefix_ids) if runner else None,

@@ -10,7 +10,7 @@ them, one of its own search first; then it rests, in no line, until the others h
 while one of its beams fits, beside whatever other searches there are.
 
 Checkpoints take turns: a step is one forward of the checkpoint that has waited longest for one, with all its running
-sequences, whichever models they belong to.
+sequences, whichever models they belong to. Those over the same weights, with adapters or without, have one turn.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-from engine.kv.manager import CheckpointKV, KVManager
+from engine.kv.manager import CheckpointKV, KVManager, Turn
 from engine.line import Line
 from engine.sequence import Sequence, State
 from engine.shares import Shares
@@ -30,9 +29,10 @@ SCORED_COST = 8  # of the budget, for a prompt token whose logits are wanted: a 
 
 @dataclass
 class Step:
-    """One forward: each sequence computes its next so many tokens. `unservable` can never be served and are out."""
+    """One forward: each sequence computes its next so many tokens, those of one checkpoint side by side. `unservable`
+    can never be served and are out."""
 
-    space: CheckpointKV | None
+    space: CheckpointKV | None  # of one of them; others have its geometry
     sequences: list[Sequence]
     counts: list[int]
     unservable: list[Sequence]
@@ -62,7 +62,6 @@ class Scheduler:
         self._prefill_tokens_beside_decodes = prefill_tokens_beside_decodes
         self._speculative_tokens, self._speculative_sequences = speculative_tokens, speculative_sequences
         self._steps = 0
-        self._last_turn: WeakKeyDictionary[CheckpointKV, int] = WeakKeyDictionary()
         self._unservable: list[Sequence] = []
 
     @property
@@ -116,10 +115,10 @@ class Scheduler:
     def schedule(self) -> Step:
         """Admits what fits, then picks the checkpoint and its tokens, with their blocks taken."""
         self._admit()
-        space = self._next_turn()
-        sequences, counts = self._share_out(space) if space else ([], [])
+        turn = self._next_turn()
+        sequences, counts = side_by_side(*self._share_out(turn)) if turn else ([], [])
         unservable, self._unservable = self._unservable, []
-        return Step(space, sequences, counts, unservable)
+        return Step(sequences[0].space if sequences else None, sequences, counts, unservable)
 
     def _admit(self) -> None:
         if self.waiting and self.waiting.several:
@@ -193,18 +192,16 @@ class Scheduler:
             return None
         return next(each for each, name in zip(reversed(equals), reversed(names), strict=True) if name == crowd)
 
-    def _next_turn(self) -> CheckpointKV | None:
-        spaces = {sequence.space for sequence in self.running}
-        if not spaces:
-            return None
-        space = min(spaces, key=lambda each: self._last_turn.get(each, 0))
-        self._steps += 1
-        self._last_turn[space] = self._steps
-        return space
+    def _next_turn(self) -> Turn | None:
+        turn = min({sequence.space.turn for sequence in self.running}, key=lambda each: each.last, default=None)
+        if turn:
+            self._steps += 1
+            turn.last = self._steps
+        return turn
 
-    def _share_out(self, space: CheckpointKV) -> tuple[list[Sequence], list[int]]:
+    def _share_out(self, turn: Turn) -> tuple[list[Sequence], list[int]]:
         """One token to each that decodes, what is left of the budget to those that prefill, the oldest first."""
-        own = [sequence for sequence in self.running if sequence.space is space]
+        own = [sequence for sequence in self.running if sequence.space.turn is turn]
         budget = self._max_batch_tokens - sum(each.length - each.computed == 1 for each in own)
         if any(each.length - each.computed == 1 for each in self.running):
             budget = min(budget, self._prefill_tokens_beside_decodes)
@@ -270,3 +267,12 @@ class Scheduler:
         if sequence.state is State.WAITING:
             self.waiting.appendleft(sequence)
         self.preemptions += 1
+
+
+def side_by_side(sequences: list[Sequence], counts: list[int]) -> tuple[list[Sequence], list[int]]:
+    """Those of one checkpoint, and so of one adapter, together, in the order in which the first of each came."""
+    spaces = {space: place for place, space in enumerate(dict.fromkeys(each.space for each in sequences))}
+    if len(spaces) < 2:
+        return sequences, counts
+    order = sorted(range(len(sequences)), key=lambda i: spaces[sequences[i].space])
+    return [sequences[i] for i in order], [counts[i] for i in order]

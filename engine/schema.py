@@ -434,6 +434,13 @@ class ModelRequest(Schema):
     precision: Literal[PRECISIONS] | None = Field(
         None, description="Of the weights; what the engine's dtype says if not said."
     )
+    adapter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="A LoRA adapter over the checkpoint, as PEFT saves it: hf:org/name[@revision] or path:/folder. "
+        "Models over one checkpoint share its weights, whatever their adapters.",
+    )
     kv_share: float = Field(
         0.0,
         ge=0,

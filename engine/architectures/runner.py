@@ -10,15 +10,18 @@ import contextlib
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 
 from engine.architectures.architecture import Config, NotFused
+from engine.architectures.decoders import Decoders
 from engine.architectures.fields import refuse_unread
 from engine.architectures.rope import context_length
 from engine.architectures.table import architecture_name, known_architecture
@@ -27,6 +30,9 @@ from engine.chat import BASE_FORMAT, CHAT_FORMATS, OWN_FORMAT, ChatFormat
 from engine.errors import CheckpointError
 from engine.kv.geometry import GroupGeometry, KVGeometry
 from kernels.spec import Backend, DecoderTraits, StepBatch, layer_groups
+
+if TYPE_CHECKING:
+    from engine.architectures.adapters import Adapter
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +44,20 @@ DIGEST_FILE = ".sha256.json"
 class Runner:
     """One loaded checkpoint. Only `forward` needs the engine thread; the rest may be read from any."""
 
-    digest: str  # sha256 over config and weights, and their precision: the root of the prefix hashes
+    digest: str  # sha256 over config and weights, their precision, an adapter: the root of the prefix hashes
     architecture: str  # as config.json names it
     traits: DecoderTraits
     geometry: KVGeometry
     context_length: int  # tokens the checkpoint was made for
     dtype: torch.dtype  # of KV, and of weights that have no precision of their own
-    weight_bytes: int  # of all weights as they are kept
+    weight_bytes: int  # of all weights as they are kept, an adapter's not among them
     tokenizer: Tokenizer
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
     chat: ChatFormat  # the checkpoint's own, or BASE_FORMAT where it has none
     backend: Backend
-    decoder: Any  # the backend's packed weights
+    decoder: Any  # the backend's packed weights, which runners of other adapters share
+    adapter: Adapter | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -81,10 +88,17 @@ class Computed:
 
 
 def load_checkpoint(
-    folder: Path, *, dtype: torch.dtype, backend: Backend, progress: Progress, precision: str | None = None
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    backend: Backend,
+    progress: Progress,
+    precision: str | None = None,
+    decoders: Decoders | None = None,
 ) -> Runner:
-    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`. What the
-    fused decoder does not compute is left to transformers' modules.
+    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`. Weights
+    that `decoders`, of one dtype and backend, has in memory are not read again. What the fused decoder does not compute
+    is left to transformers' modules.
 
     Raises CheckpointError in the words of what is wrong with the folder, or with it for this backend.
     """
@@ -97,12 +111,14 @@ def load_checkpoint(
     generation_config = read_json(folder / "generation_config.json", missing={})
     specials = special_tokens(tokenizer_config, read_json(folder / "special_tokens_map.json", missing={}))
     chat = own_chat_format(folder, tokenizer_config, tokenizer, specials)
+    digest = checkpoint_digest(folder) + (f" {precision}" if precision else "")
+    once = partial((decoders or Decoders()).get, digest)
     try:
-        kind, computed = Runner, fuse(folder, config, dtype, backend, progress, int8=precision == "int8")
+        kind, computed = Runner, fuse(folder, config, dtype, backend, progress, once, int8=precision == "int8")
     except NotFused as reason:
         kind, computed = borrow_instead(folder, config, reason, dtype, backend, progress, precision)
     return kind(
-        digest=checkpoint_digest(folder) + (f" {precision}" if precision else ""),
+        digest=digest,
         architecture=name,
         traits=computed.traits,
         geometry=geometry_of(computed.traits, dtype),
@@ -119,9 +135,17 @@ def load_checkpoint(
 
 
 def fuse(
-    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, backend: Backend, progress: Progress, *, int8: bool
+    folder: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    backend: Backend,
+    progress: Progress,
+    once: Callable[[Callable[[], Any]], Any],
+    *,
+    int8: bool,
 ) -> Computed:
-    """Packs the weights for the backend's own decoder. Raises NotFused where that computes something else."""
+    """Has the weights packed, `once` where others use them, for the backend's own decoder. Raises NotFused where that
+    computes something else."""
     architecture = known_architecture(config)
     config = Config(config, architecture.defaults)
     traits = architecture.traits(config, dtype)
@@ -135,7 +159,7 @@ def fuse(
         traits=traits,
         context_length=context_length(config),
         weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
-        decoder=backend.pack(traits, weights, dtype, int8_weights=int8),
+        decoder=once(partial(backend.pack, traits, weights, dtype, int8_weights=int8)),
     )
 
 
@@ -172,7 +196,9 @@ def geometry_of(traits: DecoderTraits, dtype: torch.dtype) -> KVGeometry:
 def checkpoint_digest(folder: Path) -> str:
     """sha256 over config.json and the weights. File digests are kept beside them, valid while size and time agree."""
     kept = folder / DIGEST_FILE
-    known = read_json(kept, missing={})
+    known = {}
+    with contextlib.suppress(CheckpointError):  # one that is broken is written anew
+        known = read_json(kept, missing={})
     digests = {}
     for path in (folder / "config.json", *weight_files(folder)):
         stat = path.stat()
@@ -184,7 +210,9 @@ def checkpoint_digest(folder: Path) -> str:
         digests[path.name] = entry
     if digests != known:
         with contextlib.suppress(OSError):  # a folder we may not write to: computed again next time
-            kept.write_text(json.dumps(digests))
+            making = kept.with_name(f"{DIGEST_FILE}.{threading.get_native_id()}")
+            making.write_text(json.dumps(digests))
+            making.replace(kept)  # whole, for who reads it at this moment
     return hashlib.sha256(json.dumps({name: entry[2] for name, entry in digests.items()}).encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,13 @@ WATERMARK = 0.01  # share of the pool that an admission leaves untouched, for th
 MOST_PINNED = 0.5  # share of the pool that system prompts may take for good
 
 
+class Turn:
+    """Who takes turns at the forward: checkpoints with the same one, over the same weights, are computed together."""
+
+    def __init__(self) -> None:
+        self.last = 0  # number of the step that was theirs
+
+
 @dataclass(eq=False)
 class CheckpointKV:
     """What the pool knows of one loaded checkpoint."""
@@ -33,6 +40,7 @@ class CheckpointKV:
     groups: tuple[BlockGroup, ...]
     cache: PrefixCache | NothingShared
     context_length: int | None = None  # tokens that it was made for
+    turn: Turn = field(default_factory=Turn)
 
     def __post_init__(self) -> None:
         self.block_tokens = self.geometry.block_tokens
@@ -121,12 +129,14 @@ class KVManager:
 
     # Checkpoints
 
-    def add_checkpoint(self, digest: str, geometry: KVGeometry, context_length: int | None = None) -> CheckpointKV:
+    def add_checkpoint(
+        self, digest: str, geometry: KVGeometry, context_length: int | None = None, turn: Turn | None = None
+    ) -> CheckpointKV:
         """Raises CheckpointError where this pool's pages are too small for it."""
         shapes = geometry.groups
         groups = tuple(BlockGroup(shape.window, shape.pages_per_block(self.pool.page_bytes)) for shape in shapes)
         cache = self._cache_type(root_hash(digest, geometry), groups, self.blocks, geometry.block_tokens)
-        space = CheckpointKV(geometry, groups, cache, context_length)
+        space = CheckpointKV(geometry, groups, cache, context_length, turn or Turn())
         self.spaces.add(space)
         return space
 

@@ -18,7 +18,7 @@ from engine.errors import CheckpointError
 from engine.kv.blocks import Block
 from engine.kv.buddy import Buddy, order_of
 from engine.kv.geometry import KVGeometry, blocks_of
-from engine.kv.manager import BlockTable, CheckpointKV, KVManager, require
+from engine.kv.manager import BlockTable, CheckpointKV, KVManager, Turn, require
 from engine.kv.page_map import PageMap
 from engine.kv.pool import PagePool
 from engine.sequence import Sequence
@@ -58,8 +58,10 @@ class ReservedKV(KVManager):
         self._buddy = Buddy(0)
         self._unit_pages = 0
 
-    def add_checkpoint(self, digest: str, geometry: KVGeometry, context_length: int | None = None) -> CheckpointKV:
-        space = super().add_checkpoint(digest, geometry, context_length)
+    def add_checkpoint(
+        self, digest: str, geometry: KVGeometry, context_length: int | None = None, turn: Turn | None = None
+    ) -> CheckpointKV:
+        space = super().add_checkpoint(digest, geometry, context_length, turn)
         if len(self.spaces) == 1:
             self._unit_pages = space.pages_per_bundle
             self._buddy = Buddy(self.pool.total // self._unit_pages)

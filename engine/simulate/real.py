@@ -76,7 +76,7 @@ class Contestant:
     """One engine under one policy, stepped from here, whose queue is never empty."""
 
     def __init__(self, config: EngineConfig, runner: Runner, pairs: Iterator[tuple[int, int]], clock: Clock) -> None:
-        self.engine = Engine(config, runner.backend, load=lambda source, precision, progress: runner)
+        self.engine = Engine(config, runner.backend, load=lambda *_: runner)
         self.engine.put_model(ModelSpec("m", "held"))
         while self.engine.models()[0].status == "loading":
             self.engine.step()

@@ -151,6 +151,7 @@ def test_models_are_listed_added_and_taken_away(arena, tmp_path):
     [
         (("add", "x", "path:/nowhere"), "no file or folder"),
         (("add", "x", "nothing"), "a source is one of"),
+        (("add", "x", "hf:a/b", "--adapter", "path:/nowhere"), "no file or folder at /nowhere"),
         (("add", "x/y", "hf:a/b"), "a model's name is"),
         (("add", "x", "hf:a/b", "--sampling", "{"), "not JSON"),
         (("add", "x", "hf:a/b", "--sampling", '{"heat": 1}'), "no 'heat'"),

@@ -47,6 +47,7 @@ def test_name_in_a_script_without_spaces_is_found_inside_a_sentence():
 def test_terms_are_name_family_checkpoint_and_organisation():
     found = terms("my-qwen2.5-poet", "hf:Acme/Qwen2.5-0.5B-Instruct@main", "Alibaba Cloud")
     assert found == ("my-qwen2.5-poet", "Alibaba Cloud", "Acme", "Qwen2.5-0.5B-Instruct", "qwen")
+    assert terms("poet", "path:/x", adapter="hf:Acme/gemma-lyric") == ("poet", "Acme", "gemma-lyric", "gemma")
 
 
 def test_everyday_word_in_a_name_gives_nothing_away_by_itself():

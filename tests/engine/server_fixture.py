@@ -72,6 +72,7 @@ class TinyModel:
     chat_template: str | None = None
     context_length: int | None = None
     precision: str | None = None
+    adapter: str | None = None
 
     @property
     def source(self) -> str:
@@ -87,6 +88,7 @@ class TinyModel:
             "chat_template": self.chat_template,
             "context_length": self.context_length,
             "precision": self.precision,
+            "adapter": self.adapter,
         }
 
 

@@ -499,7 +499,7 @@ def test_a_request_on_its_way_while_its_model_is_replaced_is_its_successors():
 def test_models_share_weights_and_prefixes_only_in_one_precision():
     loads = []
 
-    def load(source, precision, progress):
+    def load(source, precision, adapter, progress):
         loads.append((source, precision))
         return FakeRunner(FULL, f"{source} {precision}")
 
@@ -651,7 +651,7 @@ class Loader:
     def __init__(self) -> None:
         self.go_on, self.problem, self.loads = threading.Event(), None, 0
 
-    def __call__(self, source, precision, progress):
+    def __call__(self, source, precision, adapter, progress):
         self.loads += 1
         progress(1, 4, "bytes")
         while not self.go_on.wait(0.01):
@@ -733,7 +733,7 @@ def test_a_model_deleted_while_loading_stops_the_load(loading):
 def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
     go_on = threading.Event()
 
-    def load(source, precision, progress):
+    def load(source, precision, adapter, progress):
         go_on.wait(10)
         return FakeRunner(FULL, source)
 
@@ -752,7 +752,7 @@ def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
 
 @pytest.fixture
 def running():
-    engine = engine_with(lambda source, precision, progress: FakeRunner(HYBRID, source))
+    engine = engine_with(lambda source, precision, adapter, progress: FakeRunner(HYBRID, source))
     for name in "ab":
         engine.put_model(ModelSpec(name, name, SYSTEM_PROMPT))
     wait_for(lambda: {status.status for status in engine.models()} == {"ready"})
@@ -853,7 +853,7 @@ def test_books_that_do_not_add_up_end_the_thread_visibly(running):
 
 def test_books_are_checked_at_rest_without_being_asked_to():
     config = EngineConfig(dtype="float32", page_bytes=512, kv_memory_bytes=2**20, check_integrity=False)
-    engine = Engine(config, None, lambda source, precision, progress: FakeRunner(FULL, source))
+    engine = Engine(config, None, lambda source, precision, adapter, progress: FakeRunner(FULL, source))
     engine.start()
     engine._ask(lambda: engine.memory.pool.take(1))
     wait_for(lambda: not engine.alive)

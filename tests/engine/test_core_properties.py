@@ -12,7 +12,8 @@ from engine.request import Terms
 from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TWO_WINDOWS, FakeRunner
 from tests.engine.rig import Rig
 
-MODELS = {"one": "a", "two": "a", "three": "b"}  # the first two share a checkpoint
+# source and adapter; the first two share a checkpoint, the first three its weights
+MODELS = {"one": ("a", None), "two": ("a", None), "adapted": ("a", "z"), "three": ("b", None)}
 TEXTS = [np.random.default_rng(seed).integers(10, 300, 120).tolist() for seed in range(3)]
 LENGTHS = st.one_of(st.integers(1, 15), st.integers(1, 64), st.sampled_from([16, 32, 48, 64, 17, 33]))
 PROMPTS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), LENGTHS)
@@ -32,8 +33,9 @@ class EngineUnderFire(RuleBasedStateMachine):
         seed=st.integers(0, 5),
     )
     def start(self, a, b, pages, budget, sequences, sharing, guesses, seed):
+        base = FakeRunner(a, "a")
         self.rig = Rig(
-            {"a": FakeRunner(a, "a"), "b": FakeRunner(b, "b")},
+            {"a": base, "a with z": base.adapted("z"), "b": FakeRunner(b, "b")},
             pages,
             seed,
             max_batch_tokens=budget,
@@ -44,8 +46,8 @@ class EngineUnderFire(RuleBasedStateMachine):
             speculative_sequences=8,
         )
         self.answers, self.several = [], []
-        for name in MODELS:
-            self.rig.put(name, MODELS[name])
+        for name, (source, adapter) in MODELS.items():
+            self.rig.put(name, source, adapter=adapter)
 
     def names(self):
         return [status.name for status in self.rig.engine.models() if status.status == "ready"]
@@ -109,7 +111,8 @@ class EngineUnderFire(RuleBasedStateMachine):
         if indeed < 3:  # seldom enough that most requests come to their end
             self.rig.engine.step()
         elif system_prompt is not None:
-            self.rig.put(name, MODELS[name], system_prompt, wait=False, kv_share=share)
+            source, adapter = MODELS[name]
+            self.rig.put(name, source, system_prompt, wait=False, kv_share=share, adapter=adapter)
         elif name in [status.name for status in self.rig.engine.models()]:
             self.rig.engine.delete_model(name)
 

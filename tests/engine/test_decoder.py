@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import kernels
 from engine.architectures import Runner, load_checkpoint
+from engine.architectures.runner import DIGEST_FILE, checkpoint_digest
 from engine.errors import CheckpointError
 from engine.kv.geometry import GroupGeometry
 from kernels.reference import ReferenceBackend
@@ -114,6 +115,17 @@ def test_a_bare_model_and_a_sharded_one_read_the_same(tmp_path):
         save_file({name: weights[name] for name in names if places[name] == file}, sharded / file)
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert torch.equal(logits_of(load(sharded), TOKENS, 90), expected)
+
+
+def test_a_broken_note_of_the_digests_is_written_anew(tmp_path):
+    """As another thread that loads the same folder could have left it, had it written it bit by bit."""
+    folder = tiny_llama(tmp_path)
+    digest = checkpoint_digest(folder)
+    written = (folder / DIGEST_FILE).read_text()
+    for broken in ("", "[]", written[:30]):
+        (folder / DIGEST_FILE).write_text(broken)
+        assert checkpoint_digest(folder) == digest and (folder / DIGEST_FILE).read_text() == written
+    assert not list(folder.glob(f"{DIGEST_FILE}.*"))
 
 
 def test_bfloat16_weights_load_and_stay_near_fp32(tmp_path):

@@ -24,6 +24,7 @@ from tests.engine.conftest import ASSISTANT
 from tests.engine.fake_runner import FULL, FakeRunner
 from tests.engine.rig import Rig
 from tests.engine.server_fixture import EngineProcess, TinyModel, tiny_folder
+from tests.engine.tiny import tiny_adapter
 
 ASK = [{"role": "user", "content": "what is the capital of france?"}]
 
@@ -170,6 +171,29 @@ def test_precision_is_used_and_shown(own):
     loaded = httpx.get(own.url + "/kv").json()["checkpoints"]
     assert TinyModel("bytes").source + " as int8" in loaded
     httpx.delete(own.url + "/models/bytes")
+
+
+def test_an_adapter_answers_otherwise_than_its_base_and_is_shown(own, tmp_path):
+    folder = tiny_adapter(tmp_path / "adapter", tiny_folder())
+    own.put(TinyModel("plain"))
+    own.put(TinyModel("tuned", adapter=f"path:{folder}"))
+    assert (status(own.url, "tuned")["adapter"], status(own.url, "plain")["adapter"]) == (f"path:{folder}", None)
+    body = {"messages": ASK, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    texts = [
+        httpx.post(own.url + "/v1/chat/completions", json={"model": name, **body}).json()["choices"][0]["message"]
+        for name in ("plain", "tuned")
+    ]
+    assert texts[0] != texts[1]
+    assert f"{TinyModel('tuned').source} with path:{folder}" in httpx.get(own.url + "/kv").json()["checkpoints"]
+    for name in ("plain", "tuned"):
+        httpx.delete(own.url + f"/models/{name}")
+
+
+def test_an_adapter_of_another_base_fails_in_words(own, tmp_path):
+    folder = tiny_adapter(tmp_path / "adapter", tiny_folder("gemma3"))
+    httpx.put(own.url + "/models/odd", json={"source": TinyModel("x").source, "adapter": f"path:{folder}"})
+    assert "does not have: it has 3" in status(own.url, "odd", until="failed")["reason"]
+    httpx.delete(own.url + "/models/odd")
 
 
 def test_named_chat_template_is_used_and_shown(own):

@@ -9,15 +9,20 @@ Every keyword that is not `seed` or `dtype` replaces a field of config.json.
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 VOCAB_SIZE = 384
 SPECIAL_TOKENS = ("<unk>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>")
 BOS, EOS, IM_END, END_OF_TURN = (SPECIAL_TOKENS.index(t) for t in ("<bos>", "<eos>", "<|im_end|>", "<end_of_turn>"))
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -102,6 +107,51 @@ def tiny_gemma3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float
     weights = _decoder_weights(config, norm_center=0.0, gemma=True, seed=seed)
     tokenizer_config = {"chat_template": TURN_TEMPLATE, "bos_token": "<bos>", "eos_token": "<eos>"}
     return _write(folder, config, weights, dtype, tokenizer_config, adds_bos=True)
+
+
+def tiny_adapter(folder: Path, base: Path, *, seed: int = 0, ranks: dict[str, int] | None = None, **fields) -> Path:
+    """A LoRA adapter of a checkpoint, as PEFT saves it. `ranks`: of each module that it is for, by the end of its name;
+    all linear ones of rank 4 if not said. `fields` are more of adapter_config.json."""
+    generator = torch.Generator().manual_seed(seed)
+    ranks = dict.fromkeys(LINEAR, 4) if ranks is None else ranks
+    config = {
+        "peft_type": "LORA",
+        "r": max(ranks.values()),
+        "lora_alpha": 8,
+        "target_modules": sorted(ranks),
+        "rank_pattern": ranks,
+        "bias": "none",
+        "init_lora_weights": True,
+        "lora_dropout": 0.05,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "a/base",
+        "use_dora": False,
+        "modules_to_save": None,
+        **fields,
+    }
+    tensors = {}
+    for name, weight in load_file(base / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if rank := ranks.get(module.rpartition(".")[2]):
+            a, b = (torch.randn(shape, generator=generator) for shape in ((rank, weight.shape[1]), (len(weight), rank)))
+            tensors[f"base_model.model.{module}.lora_A.weight"] = a * weight.shape[1] ** -0.5
+            tensors[f"base_model.model.{module}.lora_B.weight"] = b / 3
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def merged(folder: Path, base: Path, adapter: Path, scale_of: Callable[[str], float]) -> Path:
+    """A copy of `base` with the adapter in its weights; `scale_of` a module's name."""
+    shutil.copytree(base, folder)
+    weights, parts = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in parts if ".lora_A." in name]:
+        module = re.fullmatch(r"base_model\.model\.(.+)\.lora_A\.weight", name)[1]
+        product = parts[name.replace("lora_A", "lora_B")] @ parts[name]
+        weights[f"{module}.weight"] += scale_of(module) * product
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
 
 
 def tiny_tokenizer(*, adds_bos: bool) -> Tokenizer:
