@@ -149,6 +149,7 @@ def traits_of(asked: list[Asked], vocab_size: int) -> DecoderTraits:
 
 
 @torch.inference_mode()
-def own_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """[row, vocab] of a prompt by the model as it is, told nothing but the tokens."""
-    return model(input_ids=tokens[None].to(model.device), use_cache=False).logits[0].float().cpu()
+def own_logits(model: PreTrainedModel, tokens: Tensor, **told: Tensor) -> Tensor:
+    """[row, vocab] of a prompt by the model as it is, told nothing but the tokens and `told`."""
+    given = {name: each.to(model.device) for name, each in {"input_ids": tokens[None], **told}.items()}
+    return model(**given, use_cache=False).logits[0].float().cpu()

@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sinks": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}, r"attention sinks \(s_aux\)"),
     "biases of positions": ("bloom", {"n_head": 4, "n_layer": 2}, "cannot be replaced"),
     "both directions": ("bert", {}, "looks both ways"),
-    "positions that count from elsewhere": ("roberta", {"is_decoder": True}, "something else than transformers"),
+    "positions that count from elsewhere": ("roberta", {"is_decoder": True}, "positions do not count from 0"),
 }  # fmt: skip
 
 
