@@ -158,6 +158,14 @@ def test_only_the_rows_that_are_wanted_get_logits(backends, checkpoint):
     assert runner.forward(pages.pool, pages.step([(1, TOKENS, 0)], wanted=[])).shape == (0, runner.vocab_size)
 
 
+def test_all_threads_multiply_for_a_prompt_and_one_for_a_decode(backends, checkpoint):
+    runner, seen = load(checkpoint("learned positions")[0], backends("cpu")), []
+    torch.set_num_threads(1)  # as the C++ kernels leave it, and another test may have changed
+    runner.decoder.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    logits_of(runner, pages_for(runner), TOKENS, [40, 1])
+    assert (seen, torch.get_num_threads()) == ([2, 1], 1)
+
+
 def engine_of(runners: dict[str, Runner], **config) -> Engine:
     config = EngineConfig(dtype="float32", check_integrity=True, **config)
     pool = PoisonedPool(1500, default_page_bytes(4), seed=3)
