@@ -285,6 +285,7 @@ class NewModel(Schema):
     sampling_weight: float = 1.0
     precision: str | None = None
     adapter: str | None = None
+    kv_share: float = 0.0
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -300,6 +301,7 @@ class ModelChanges(Schema):
     sampling_weight: float | None = None
     precision: str | None = None
     adapter: str | None = None
+    kv_share: float | None = None
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None

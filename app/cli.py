@@ -142,6 +142,9 @@ def add_models(commands) -> None:
     )
     adapters = ", ".join(ADAPTER_SOURCES.values())
     adding.add_argument("--adapter", metavar="SOURCE", help=f"a LoRA adapter over the checkpoint: {adapters}")
+    adding.add_argument(
+        "--kv-share", type=float, default=0.0, metavar="0..1", help="of the pool, that it may count on (default: 0)"
+    )
     adding.add_argument("--organisation", help="who made it")
     adding.add_argument("--licence", help="under which it may be used")
     adding.add_argument("--parameters", help="how many it has, as people write it: 135M")
@@ -252,6 +255,7 @@ def add_model(args: argparse.Namespace) -> int:
         sampling_weight=args.sampling_weight,
         precision=args.precision,
         adapter=args.adapter,
+        kv_share=args.kv_share,
         **{field: getattr(args, field) for field in ABOUT},
     )
 

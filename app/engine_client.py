@@ -88,6 +88,7 @@ class ModelSpec:
     context_length: int | None = None
     precision: str | None = None  # of the weights; None: the engine's own
     adapter: str | None = None  # over the checkpoint
+    kv_share: float = 0.0  # of the pool, that it may count on
 
 
 class EngineClient:
@@ -190,6 +191,7 @@ class EngineClient:
             "context_length": spec.context_length,
             "precision": spec.precision,
             "adapter": spec.adapter,
+            "kv_share": spec.kv_share,
         }
         await self._ask("PUT", f"/models/{quote(name, safe='')}", body, key=self._admin_key)
 

@@ -65,6 +65,8 @@ RULES = {
     "precision": "precision must be {names}, or nothing for the engine's own, not {value}",
     "precision_of_endpoint": "a remote endpoint has weights of a precision of its own",
     "adapter": "{value} is not a source of a LoRA adapter; one is: {sources}",
+    "kv_share_of_endpoint": "a remote endpoint holds no pages of our pool",
+    "kv_shares": "kv_share is {share:g}; other models count on {taken:g} of the pool, so at most {left:g} is left",
     "adapter_of_endpoint": "an adapter is over a checkpoint of ours, not over a remote endpoint",
     "endpoint": "{value} is not of the form openai:https://host/v1#model (a key goes into the environment)",
     "source": "{value} is not a source of a checkpoint; a source is one of: {sources}",
@@ -81,7 +83,7 @@ PRECISIONS = ("int8",)  # of weights, beside the engine's own
 ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
 FIELDS = (
     *("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env"),
-    *("sampling_weight", "precision", "adapter", *ABOUT),
+    *("sampling_weight", "precision", "adapter", "kv_share", *ABOUT),
 )
 
 
@@ -118,6 +120,7 @@ def checked(
     sampling_weight: float = 1.0,
     precision: str | None = None,
     adapter: str | None = None,
+    kv_share: float = 0.0,
     organisation: str | None = None,
     licence: str | None = None,
     parameters: str | None = None,
@@ -142,6 +145,10 @@ def checked(
         raise refusal("adapter_of_endpoint", field="adapter")
     if type(sampling_weight) not in (int, float) or not 0 <= sampling_weight <= MOST_WEIGHT:
         raise refusal("from_to", field="sampling_weight", least=0, most=MOST_WEIGHT, value=repr(sampling_weight))
+    if type(kv_share) not in (int, float) or not 0 <= kv_share <= 1:
+        raise refusal("from_to", field="kv_share", least=0, most=1, value=repr(kv_share))
+    if kv_share and is_remote(source):
+        raise refusal("kv_share_of_endpoint", field="kv_share")
     about = {"organisation": organisation, "licence": licence, "parameters": parameters}
     for field, text in about.items():
         if text is not None and (not isinstance(text, str) or len(text) > LONGEST_ABOUT):
@@ -156,6 +163,7 @@ def checked(
         "sampling_weight": float(sampling_weight),
         "precision": precision,
         "adapter": None if adapter is None else checked_adapter(adapter),
+        "kv_share": float(kv_share),
         **{field: (text or "").strip() or None for field, text in about.items()},
     }
 

@@ -32,6 +32,7 @@ from app.model_rules import (
     checked_name,
     is_remote,
     name_taken,
+    refusal,
 )
 from db import errors as db_errors
 from db import queries
@@ -78,6 +79,7 @@ class ModelView:
     sampling_weight: float = 1.0
     precision: str | None = None
     adapter: str | None = None
+    kv_share: float = 0.0
     organisation: str | None = None
     licence: str | None = None
     parameters: str | None = None
@@ -217,6 +219,7 @@ class Registry:
         sampling_weight: float = 1.0,
         precision: str | None = None,
         adapter: str | None = None,
+        kv_share: float = 0.0,
         settle_seconds: float = SETTLE_SECONDS,
         **about: str | None,
     ) -> ModelView:
@@ -234,6 +237,7 @@ class Registry:
             "sampling_weight": sampling_weight,
             "precision": precision or None,
             "adapter": adapter or None,
+            "kv_share": kv_share,
             **{field: about.get(field) for field in ABOUT},
         }
         self._check_paths(values)
@@ -470,6 +474,7 @@ def insert_model(session: Session, name: str, **values: Any) -> Model:
             raise name_taken("name_retired" if other.retired_at else "name_exists", name)
         if other.name.casefold() == name.casefold():
             raise name_taken("name_case", other.name)
+    check_shares(session, name, values["kv_share"])
     with _spoken():
         return queries.add_model(session, name=name, now=datetime.now(UTC), **values)
 
@@ -483,8 +488,17 @@ def update_model(session: Session, name: str, **changes: Any) -> Model:
         raise BadInput("enabled must be true or false")
     row = find_model(session, name)
     values = checked(**{each: changes.get(each, getattr(row, each)) for each in FIELDS})
+    if changes.get("enabled", row.enabled):
+        check_shares(session, name, values["kv_share"])
     with _spoken():
         return queries.change_model(session, name, **{key: values.get(key, changes[key]) for key in changes})
+
+
+def check_shares(session: Session, name: str, share: float) -> None:
+    """Raises ModelRefused where the enabled models would count on more of the pool than there is."""
+    taken = sum(other.kv_share for other in queries.models(session) if other.enabled and other.name != name)
+    if share and taken + share > 1 + 1e-9:
+        raise refusal("kv_shares", field="kv_share", share=share, taken=taken, left=1 - taken)
 
 
 def retire_model(session: Session, name: str) -> Model:

@@ -48,6 +48,7 @@ def add_model(
     parameters: str | None = None,
     precision: str | None = None,
     adapter: str | None = None,
+    kv_share: float = 0.0,
 ) -> Model:
     """Raises NameTaken, and the session must end with it."""
     model = Model(
@@ -66,6 +67,7 @@ def add_model(
         parameters=parameters,
         precision=precision,
         adapter=adapter,
+        kv_share=kv_share,
     )
     session.add(model)
     try:

@@ -109,6 +109,7 @@ class Model(Table):
     parameters: Mapped[str | None]  # how many, as people write it: 135M
     precision: Mapped[str | None]  # of the weights; NULL: the engine's own
     adapter: Mapped[str | None]  # source of a LoRA adapter over the checkpoint
+    kv_share: Mapped[float] = mapped_column(server_default=text("0.0"))  # of the pool, that it may count on
 
 
 class Visitor(Table):

@@ -46,6 +46,7 @@ SAMPLING = tuple(SOUND_SAMPLING)
 NUMBERS = {name: type(value) for name, value in SOUND_SAMPLING.items()} | {
     "context_length": int,
     "sampling_weight": float,
+    "kv_share": float,
 }
 FILLED_IN = {name: f"{value:g}" for name, value in SOUND_SAMPLING.items()}  # what the form begins with
 SETTLE_SECONDS = 10.0  # for a new model to be ready or to fail, so that the form can say so
@@ -60,12 +61,14 @@ FIELDS = (
     "chat_template",
     "precision",
     "context_length",
+    "kv_share",
     "endpoint_key_env",
     "sampling_weight",
     *ABOUT,
 )
 # None where they are empty
 OPTIONAL = ("chat_template", "precision", "adapter", "context_length", "endpoint_key_env", *ABOUT)
+USUAL = ("sampling_weight", "kv_share")  # what is usual where they are empty
 
 
 def build(words: Words, services: Any) -> gr.Blocks:
@@ -129,6 +132,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
             scale=2,
         )
         context_length = text("context_length")
+        kv_share = text("kv_share", placeholder="0.0")
         key_env = text("endpoint_key_env", placeholder="OPENAI_API_KEY")
     with gr.Row():
         about = [text("sampling_weight", placeholder="1.0"), *(text(name, max_length=LONGEST_ABOUT) for name in ABOUT)]
@@ -141,6 +145,7 @@ def _form(words: Words) -> dict[str, gr.components.Component]:
         chat_template,
         precision,
         context_length,
+        kv_share,
         key_env,
         *about,
     )
@@ -202,10 +207,8 @@ def problems(form: Values) -> dict[str, ModelRefused]:
         "source": lambda: checked_source(form["source"] or ""),
         **{name: partial(checked_sampling, sampling_of(form, name)) for name in SAMPLING},
     }
-    for field in OPTIONAL:
+    for field in (*OPTIONAL, *(field for field in USUAL if form[field] is not None)):
         checks[field] = partial(_check_with_source, form, field)
-    if form["sampling_weight"] is not None:
-        checks["sampling_weight"] = partial(_check_with_source, form, "sampling_weight")
     wrong = {}
     for field, check in checks.items():
         try:
@@ -236,7 +239,7 @@ def wanted(form: Values) -> dict[str, Any]:
         "system_prompt": form["system_prompt"] or "",
         "sampling": sampling_of(form),
         **{field: form[field] for field in OPTIONAL},
-        **({} if form["sampling_weight"] is None else {"sampling_weight": form["sampling_weight"]}),
+        **{field: form[field] for field in USUAL if form[field] is not None},
     }
 
 
@@ -322,6 +325,8 @@ def summary(model: ModelView, words: Words) -> str:
         parts.append(length or words["system_some"])
     if model.precision:
         parts.append(words["precision_is"].format(name=model.precision))
+    if model.kv_share:
+        parts.append(words["kv_share_is"].format(percent=f"{100 * model.kv_share:g}"))
     if model.chat_template:
         parts.append(words["chat_format"].format(name=model.chat_template))
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""What is said of a model besides what runs it: who made it, its licence and size, and how often it is drawn."""
+"""What is said of a model besides what runs it: maker, licence, size, how often it is drawn, its share of the pool."""
 
 from __future__ import annotations
 
@@ -37,3 +37,23 @@ def test_longest_text_about_a_model_is_120_characters():
 
 def test_blank_text_about_a_model_is_none():
     assert checked(source="hf:a/b", organisation="  ")["organisation"] is None
+
+
+def test_models_cannot_count_on_more_of_the_pool_than_there_is(tmp_path, capsys):
+    def arena(*arguments: str) -> int:
+        return main(["models", *arguments, "--data-folder", str(tmp_path)])
+
+    assert arena("add", "a", "hf:a/b", "--kv-share", "0.7") == 0
+    assert arena("add", "b", "hf:a/b", "--kv-share", "0.4") == 1
+    assert "kv_share is 0.4; other models count on 0.7 of the pool, so at most 0.3 is left" in capsys.readouterr().err
+    assert arena("disable", "a") == arena("add", "b", "hf:a/b", "--kv-share", "0.4") == 0
+    assert arena("enable", "a") == 1
+    assert "kv_share is 0.7; other models count on 0.4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), True, "0.5"])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ModelRefused, match="kv_share must be from 0 to 1"):
+        checked(source="hf:a/b", kv_share=share)
+    with pytest.raises(ModelRefused, match="no pages of our pool"):
+        checked(source="openai:https://host/v1#m", kv_share=0.5)

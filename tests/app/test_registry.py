@@ -61,6 +61,7 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
         context_length=512,
         precision="int8",
         adapter="hf:org/tuned",
+        kv_share=0.25,
     )
     assert engine.models["gamma"] == {
         "source": "path:/gamma",
@@ -70,6 +71,7 @@ def test_what_the_table_wants_is_what_the_engine_serves(site, engine, registry):
         "context_length": 512,
         "precision": "int8",
         "adapter": "hf:org/tuned",
+        "kv_share": 0.25,
     }
     assert statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "ready"}
     registry.change("gamma", system_prompt="Be long.")

@@ -48,6 +48,7 @@ def test_model_comes_back_as_it_was_added(database):
         "enabled": False,
         "precision": "int8",
         "adapter": "path:/tuned",
+        "kv_share": 0.5,
     }
     with database.session() as session:
         queries.add_model(session, now=NOW, **columns)
