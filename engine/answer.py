@@ -43,7 +43,9 @@ def echo_of(tokens: Sequence[int], vocabulary: Vocabulary, text: str | None) -> 
     return Echo(tokens, offsets, b"".join(spelled).decode(errors="replace") if text is None else text)
 
 
-def chat_logprobs(scores: Iterable[PlacedScore], spelling: Spelling, echo: Echo, prompt_scores: Any) -> Any:
+def chat_logprobs(scores: Iterable[PlacedScore], spelling: Spelling, *_prompt: Any) -> dict[str, Any]:
+    """Of the answer alone: no chat begins with its prompt."""
+
     def entry(token: int, logprob: float) -> dict[str, Any]:
         content = spelling.bytes_of(token)
         as_bytes = None if content is None else list(content)

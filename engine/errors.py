@@ -17,7 +17,7 @@
     ├── EngineDead                   503  the engine thread has ended, and by what
     └── ConfigError                       a setting that is unknown or wrong; ends the start, never reaches HTTP
 
-`server.error_response` turns one into a response; nothing else does.
+`responses.error_response` turns one into a response; nothing else does.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
 """The engine over HTTP: OpenAI's API, models, pages, metrics. Knows requests and connections, no pages and no weights.
 
 A request's way: `Gate` (key, size) -> schema (every parameter honoured or refused) -> tokens, off the event loop where
-there are many -> `Engine.submit` -> its `Inbox` -> one write a step. A client that goes away, whatever state its
-request is in, ends the request and frees its pages.
+there are many -> `Generation`: `Engine.submit` -> its `Inbox` -> one write a step. A client that goes away, whatever
+state its request is in, ends the request and frees its pages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
-import re
 import signal
 import socket
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
@@ -33,247 +30,40 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import kernels
-from engine.answer import CHAT, DONE, TEXT, Answer, Dialect, Echo, echo_of
+from engine.answer import CHAT, TEXT, Answer, Dialect, Echo, echo_of
 from engine.architectures import Runner
 from engine.chat import ChatFormat
-from engine.config import EngineConfig, is_loopback
+from engine.config import EngineConfig
 from engine.core import Engine
-from engine.delivery import ClientGone, Delivery, Inbox
-from engine.errors import (
-    BadRequest,
-    BodyTooLarge,
-    DeadlineExceeded,
-    EngineDead,
-    EngineError,
-    InvalidParameter,
-    ModelNotFound,
-    NotAuthorized,
-)
+from engine.delivery import Delivery
+from engine.errors import EngineDead, EngineError, InvalidParameter, ModelNotFound
+from engine.gate import Gate
+from engine.generation import Ask, Generation
 from engine.grammar import Grammar, Grammars
-from engine.metrics import Metrics, RequestTimer
+from engine.metrics import Metrics
 from engine.models import ModelSpec, ModelStatus
 from engine.page_frames import page_frames
 from engine.request import Terms
+from engine.responses import described, json_response, model_response, on_error
 from engine.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    ErrorBody,
     GenerationRequest,
     ModelRequest,
     TokenizeRequest,
     check_tokens,
-    explained,
     sampling_params,
 )
-from engine.sequence import GenerationEvent, SamplingParams
+from engine.sequence import SamplingParams
 from engine.vocabulary import Spelling, Vocabulary
 
 log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
-OPEN_PATHS = ("/health",)
 JSON, EVENTS, TEXT_LINES, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
-REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
-
-
-class Gate:
-    """The first look at a request: its id, its host, its key, its size. What does not pass never reaches a route.
-
-    The id is the caller's X-Request-Id, if it sent one, else one of ours; every response carries it.
-    """
-
-    def __init__(self, app: ASGIApp, config: EngineConfig) -> None:
-        self.app = app
-        self.config = config
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        headers = dict(scope["headers"])
-        request_id = headers.get(b"x-request-id", b"") or uuid.uuid4().hex.encode()
-        send = with_request_id(send, request_id if REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex.encode())
-        try:
-            self._check_request_id(request_id)
-            scope.setdefault("state", {})["request_id"] = request_id.decode()
-            self._check_host(headers)
-            self._check_key(scope["path"], headers)
-            body = await self._read(headers, receive)
-        except ClientGone:
-            return None
-        except EngineError as error:
-            return await error_response(error)(scope, receive, send)
-
-        async def replay() -> Message:
-            nonlocal body
-            if body is None:
-                return await receive()
-            whole, body = body, None
-            return {"type": "http.request", "body": whole, "more_body": False}
-
-        return await self.app(scope, replay, send)
-
-    def _check_request_id(self, request_id: bytes) -> None:
-        if not REQUEST_ID.fullmatch(request_id):
-            raise InvalidParameter("X-Request-Id", "X-Request-Id must be 1 to 128 letters, digits or one of -_.:/+=@")
-
-    def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """Without a key only this machine may ask, and not through a name that a web page chose (DNS rebinding)."""
-        host = headers.get(b"host", b"localhost").decode("latin-1").rsplit(":", 1)[0].strip("[]")
-        if not self.config.api_key and not is_loopback(host):
-            raise NotAuthorized(f"without an api_key the engine answers only to loopback names, not to {host!r}")
-
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
-        keys = self._keys_of(path)
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]  # all of them, in equal time
-        if keys and not (scheme.lower() == b"bearer" and any(fits)):
-            raise NotAuthorized(f"{path} needs {'the admin key' if is_admin(path) else 'an API key'} as bearer token")
-
-    def _keys_of(self, path: str) -> list[str]:
-        """Those that open a path; none where it is open to all."""
-        config = self.config
-        if path in OPEN_PATHS:
-            return []
-        if is_admin(path):
-            return [config.key_of_admin] if config.key_of_admin else []
-        return [key for key in (config.api_key, config.admin_key) if key] if config.api_key else []
-
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limit, chunks, size = self.config.max_body_bytes, [], 0
-        announced = headers.get(b"content-length", b"0")
-        more = True
-        while more:
-            if max(size, int(announced) if announced.isdigit() else 0) > limit:
-                raise BodyTooLarge(f"the body is over {limit:,} bytes, the most that is read")
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            more = message.get("more_body", False)
-        return b"".join(chunks)
-
-
-def with_request_id(send: Send, request_id: bytes) -> Send:
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
-        await send(message)
-
-    return send_with_id
-
-
-def is_admin(path: str) -> bool:
-    return path == "/models" or path.startswith("/models/")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What one prompt asks of a model: `n` answers. `runner`: whose tokens these are."""
-
-    model: str
-    runner: Runner
-    prompt_ids: list[int]
-    params: SamplingParams
-    terms: Terms
-
-
-class Generation(Response):
-    """The answer to one request, whole or as server-sent events, from its submission to its last byte.
-
-    A request of several prompts is as many of the engine's; the choices of the second come after those of the first.
-    """
-
-    def __init__(
-        self, server: EngineServer, request: GenerationRequest, asks: list[Ask], answer: Answer, timer: RequestTimer
-    ) -> None:
-        self.server, self.request, self.asks, self.answer, self.timer = server, request, asks, answer, timer
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = sum(ask.params.n for ask in self.asks)
-        with self.server.delivery.inbox(self.timer.observe, choices) as inbox, self._submitted(inbox):
-            watch = asyncio.create_task(watch_connection(receive, inbox))
-            try:
-                await (self._stream(inbox, send) if self.request.stream else self._whole(inbox, send))
-            except ClientGone:
-                log.debug("%s: the client has gone", self.answer.id)
-            finally:
-                watch.cancel()
-
-    @contextmanager
-    def _submitted(self, inbox: Inbox) -> Iterator[None]:
-        """While it lasts. What has not ended by then is aborted, also if only some of the prompts were taken."""
-        engine, taken = self.server.engine, []
-        try:
-            for place, ask in enumerate(self.asks):
-                deliver = partial(deliver_behind, inbox, place * ask.params.n) if place else inbox.deliver
-                taken.append(engine.submit(ask.model, ask.prompt_ids, ask.params, deliver, ask.terms, ask.runner))
-            yield
-        finally:
-            if not inbox.finished:
-                with suppress(EngineDead):  # then nothing is left to abort
-                    for request_id in taken:
-                        engine.abort(request_id)
-
-    async def _whole(self, inbox: Inbox, send: Send) -> None:
-        events = [raise_failed(event) async for event in inbox]
-        scored = self.asks[0].params.logprobs is not None  # then it takes a second where there are many choices
-        body = await asyncio.to_thread(self.answer.whole, events) if scored else self.answer.whole(events)
-        await self._start(send, b"application/json", (b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.body", "body": body})
-
-    async def _stream(self, inbox: Inbox, send: Send) -> None:
-        """The head of the response waits for the first token, so that what fails before it has its own status."""
-        started = False
-        interval = self.request.stream_options.interval_ms / 1000 if self.request.stream_options else 0
-        try:
-            async for event in inbox:
-                events = self.answer.events(raise_failed(event))
-                if not events:
-                    continue
-                if inbox.exhausted:
-                    events += self.answer.end()
-                if not started:
-                    await self._start(send, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
-                    started = True
-                await send({"type": "http.response.body", "body": events, "more_body": not inbox.exhausted})
-                if interval:
-                    await inbox.gather(interval)
-        except EngineError as error:
-            if not started:
-                raise
-            words = b"data: " + orjson.dumps(error.as_dict()) + b"\n\n" + DONE
-            await send({"type": "http.response.body", "body": words})
-
-    async def _start(self, send: Send, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
-        headers = (b"content-type", content_type), *headers
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-def deliver_behind(inbox: Inbox, choices: int, event: GenerationEvent) -> None:
-    """Behind so many choices of the prompts before."""
-    inbox.deliver(replace(event, index=choices + event.index))
-
-
-async def watch_connection(receive: Receive, inbox: Inbox) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    inbox.fail(ClientGone())
-
-
-def raise_failed(event: GenerationEvent) -> GenerationEvent:
-    if event.finish_reason == "error":
-        raise EngineError(event.error or "the generation failed")
-    if event.finish_reason == "deadline":
-        raise DeadlineExceeded(event.error, param="deadline_seconds")
-    if event.finish_reason == "abort":
-        raise EngineDead(event.error or "the generation was stopped by the engine")
-    return event
 
 
 class JsonRequest(Request):
@@ -357,7 +147,8 @@ class EngineServer:
         prompt_ids = body.read(await self._encode_chat(chat, spec, body))
         params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         asks = [Ask(spec.name, runner, prompt_ids, params, await self._terms(runner, body))]
-        return Generation(self, body, asks, self._answer(CHAT, body, request, asks), timer)
+        answer = self._answer(CHAT, body, request, asks)
+        return Generation(self.engine, self.delivery, body, asks, answer, timer)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         runner, spec = self._served(body.model)
@@ -371,7 +162,8 @@ class EngineServer:
         for said, tokens, read in zip(body.prompts, whole, prompts, strict=True) if body.echo else ():
             text = said if isinstance(said, str) and len(read) == len(tokens) else None
             echoes.append(echo_of(read, self._vocabulary(runner), text))
-        return Generation(self, body, asks, self._answer(TEXT, body, request, asks, echoes), timer)
+        answer = self._answer(TEXT, body, request, asks, echoes)
+        return Generation(self.engine, self.delivery, body, asks, answer, timer)
 
     def _served(self, model: str | None) -> tuple[Runner, ModelSpec]:
         """The one that a request names. It may leave that out where there is only one."""
@@ -571,45 +363,6 @@ def params_for(
         max_tokens=max_tokens,
     )
     return replace(params, stop=params.stop + stop)
-
-
-def described(answers: dict[int, tuple[str, ...]]) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: what a route answers with, by status, and errors in their one shape."""
-    errors = {status: {"model": ErrorBody, "description": "An error."} for status in ("4XX", "5XX")}
-    contents = {status: {kind: {} for kind in kinds} for status, kinds in answers.items()}
-    return errors | {
-        status: {"description": HTTPStatus(status).phrase, **({"content": content} if content else {})}
-        for status, content in contents.items()
-    }
-
-
-def json_response(content: Any, status: int = HTTPStatus.OK) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-def model_response(status: ModelStatus) -> Response:
-    return json_response(asdict(status), HTTPStatus.ACCEPTED if status.status == "loading" else HTTPStatus.OK)
-
-
-def error_response(error: EngineError) -> Response:
-    response = json_response(error.as_dict(), error.status)
-    if not error.worth_a_retry:
-        response.headers["x-should-retry"] = "false"  # which OpenAI's clients obey
-    return response
-
-
-async def on_error(request: Request, error: Exception) -> Response:
-    """The one place where what went wrong becomes a response."""
-    if isinstance(error, RequestValidationError):
-        error = explained(error.errors()[0])
-    elif isinstance(error, HTTPException):
-        status, words = error.status_code, f"{request.method} {request.url.path}: {error.detail}"
-        error = BadRequest(words)
-        error.status = status
-    elif not isinstance(error, EngineError):
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        error = EngineError("the engine failed to answer; its log says why")
-    return error_response(error)
 
 
 class HttpServer(uvicorn.Server):

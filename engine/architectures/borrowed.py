@@ -51,7 +51,6 @@ BUFFERS = (*UNUSED, ".attention.bias", ".attn.bias", "masked_bias", "position_id
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 CUTS = ((0, 20, 33), (0, 5, 13))  # where the two prompts of `check` begin, are cut, and end
 
-
 # Rows from which on all processors multiply. PyTorch's threads go on spinning for a while, beside ours that attend:
 # 256 rows take 283 ms in place of 415, but 16 take 116 in place of 92 (SmolLM2-135M, bf16, 2 cores, measured).
 MANY_ROWS = 32
