@@ -1,4 +1,5 @@
-"""The fields of config.json that a family does not read: harmless, or refused. Better no answer than a wrong one.
+"""The fields of config.json that a family does not read: harmless, or not for the fused decoder. Better no answer than
+a wrong one.
 
 A family's `traits` reads what it computes with. Of the rest, MATHS are fields with which some family of decoders
 computes something else, and the values that leave everything as it is; HARMLESS are of no matter to an answer. What is
