@@ -212,7 +212,11 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
 def check_path(source: str | None, field: str = "source") -> None:
     """Whether what a path: source names is on this machine."""
     scheme, _, rest = str(source).partition(":")
-    if scheme == "path" and not Path(rest).expanduser().exists():
+    try:
+        found = scheme != "path" or Path(rest).expanduser().exists()
+    except (OSError, RuntimeError):  # a name that is too long, a folder that is not ours, a user who is not there
+        found = False
+    if not found:
         raise refusal("path", field=field, path=rest)
 
 

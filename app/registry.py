@@ -367,6 +367,8 @@ class Registry:
                     raise
                 self._refused[name] = error.message or str(error)
             self._asked[name] = spec
+        for name in self._refused if changed else ():  # it may take them now, as when another gave up its share
+            self._asked.pop(name, None)
         return changed
 
     async def _sync_remotes(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -18,5 +19,6 @@ def empty_pages(total: int, page_bytes: int, device: torch.device | str = "cpu")
         return torch.empty((total, page_bytes), dtype=torch.uint8, device=device)
     memory = mmap.mmap(-1, total * page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a system that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(total, page_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,8 @@ from kernels.spec import ADAPTABLE, LowRank, weight_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge it into its base, and register what comes out as a checkpoint"
-TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>(?:model\.)?layers\.(?P<layer>\d+)\.(?P<path>.+))"
+TENSOR = re.compile(r"(?:base_model\.model\.)?"
+                    r"(?P<module>(?:model\.)?layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<path>.+))"
                     r"\.lora_(?P<side>[AB])\.weight")  # fmt: skip
 
 # Fields of PEFT's LoraConfig that say what is computed, and the values with which it is what we compute.
@@ -162,6 +164,9 @@ def refuse_missing(config: Mapping[str, Any], found: Mapping[str, re.Match], num
         raise CheckpointError(f"{WEIGHTS} holds no weights")
     if beyond := [name for name, match in found.items() if int(match["layer"]) >= num_layers]:
         raise CheckpointError(f"weight {beyond[0]} is of a layer that this base does not have: it has {num_layers}")
+    places = Counter(match.group("layer", "path", "side") for match in found.values())
+    if twice := [name for name, match in found.items() if places[match.group("layer", "path", "side")] > 1]:
+        raise CheckpointError(f"weights of one place under two names: {some(twice)}")
     swapped = {"A": "B", "B": "A"}
     for name, match in found.items():
         other = name.replace(f".lora_{match['side']}.", f".lora_{swapped[match['side']]}.")
@@ -178,10 +183,10 @@ def rank_and_scale(config: Mapping[str, Any], module: str) -> tuple[int, float]:
     """Of a module, by PEFT's rules: the first pattern that its name ends with, else what is said for all."""
     rank = by_pattern(config, "rank_pattern", module, config.get("r"))
     alpha = by_pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
-    if type(rank) is not int or rank < 1:
+    if type(rank) is not int or not 0 < rank < 2**31:
         raise CheckpointError(f"{CONFIG}: the rank of {module} is {rank!r}; it must be a whole number above 0")
-    if type(alpha) not in (int, float):
-        raise CheckpointError(f"{CONFIG}: the lora_alpha of {module} is {alpha!r}; it must be a number")
+    if type(alpha) not in (int, float) or not abs(alpha) < 2**31:
+        raise CheckpointError(f"{CONFIG}: the lora_alpha of {module} is {alpha!r}; it must be a number below 2**31")
     return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ BUFFERS = (*UNUSED, ".attention.bias", ".attn.bias", "masked_bias", "position_id
 # 2e-6 and 0.05, of a chunk that cannot see the one before it 0.7.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 CUTS = ((0, 20, 33), (0, 5, 13))  # where the two prompts of `check` begin, are cut, and end
+
+# While transformers makes a model it changes what the whole process sees (the default dtype, how weights are tied), and
+# then puts back what it found: of two at once, what the other had changed.
+MAKING = Lock()
 
 # Rows from which on all processors multiply. PyTorch's threads go on spinning for a while, beside ours that attend:
 # 256 rows take 283 ms in place of 415, but 16 take 116 in place of 92 (SmolLM2-135M, bf16, 2 cores, measured).
@@ -149,10 +154,11 @@ def load_model(
     count = len(open_files(folder))
     progress(0, count, "tensors")
     transformers.utils.logging.disable_progress_bar()
-    model, found = model_class.from_pretrained(
-        folder, config=config, dtype=dtype, attn_implementation="eager", use_safetensors=True, local_files_only=True,
-        output_loading_info=True,
-    )  # fmt: skip
+    with MAKING:
+        model, found = model_class.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation="eager", use_safetensors=True,
+            local_files_only=True, output_loading_info=True,
+        )  # fmt: skip
     if found["missing_keys"]:
         raise CheckpointError(f"weights are missing: {some(sorted(found['missing_keys']))}")
     if extra := sorted(key for key in found["unexpected_keys"] if not key.endswith(BUFFERS)):

@@ -50,7 +50,7 @@ def gemma_traits(
         activation=activation(config, "hidden_activation"),
         norm_weight_offset=1.0,
         # rounded as the model was trained with it
-        embedding_scale=torch.tensor(common["hidden_size"] ** 0.5).to(dtype).item(),
+        embedding_scale=torch.tensor(common["hidden_size"] ** 0.5, dtype=dtype).item(),
         qk_norm=qk_norm,
         post_norms=True,
         attention_softcap=optional_number(config, "attn_logit_softcapping"),

@@ -60,8 +60,15 @@ def notice(source: str) -> str | None:
     return checkpoint.notice if checkpoint else None
 
 
+def path_of(written: str) -> Path:
+    try:
+        return Path(written).expanduser().resolve()
+    except (RuntimeError, ValueError) as error:  # a user who is not there, a character that no path has
+        raise CheckpointError(f"{written!r} is no path: {error}") from error
+
+
 def fetch_path(written: str, cache: Path, progress: Progress) -> Path:
-    path = Path(written).expanduser().resolve()
+    path = path_of(written)
     if path.is_dir():
         if (path / "config.json").is_file():
             return path
@@ -80,7 +87,7 @@ def fetch_path(written: str, cache: Path, progress: Progress) -> Path:
 
 
 def adapter_folder(written: str, cache: Path, progress: Progress) -> Path:
-    path = Path(written).expanduser().resolve()
+    path = path_of(written)
     if not (path / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{path} is no folder with {ADAPTER_CONFIG}")
     return path

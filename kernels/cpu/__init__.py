@@ -43,7 +43,7 @@ class CpuDecoder:
         _raise(library.arena_decoder_open(given, ctypes.byref(self.handle)))
         weakref.finalize(self, library.arena_decoder_close, self.handle).atexit = False
         self.logits_stride = library.arena_logits_stride(self.handle)
-        self.logits = torch.empty(0, self.logits_stride)
+        self.logits = torch.empty(0, self.logits_stride, dtype=torch.float32)
         self.groups = len(layer_groups(traits))
         self.tables = (binding.PageTable * self.groups)()
         self.step = binding.StepInput(groups=self.groups, tables=self.tables, logits_stride=self.logits_stride)
@@ -52,7 +52,7 @@ class CpuDecoder:
         """The step's input as C sees it; valid as long as pool and batch are held."""
         step, wanted = self.step, len(batch.logit_rows)
         if wanted > len(self.logits):
-            self.logits = torch.empty(wanted, self.logits_stride)
+            self.logits = torch.empty(wanted, self.logits_stride, dtype=torch.float32)
         step.pool, step.logits = pool.data_ptr(), self.logits.data_ptr()
         step.pages, step.page_bytes = pool.shape
         step.rows, step.sequences, step.wanted = len(batch.tokens), len(batch.context_lens), wanted
@@ -193,7 +193,7 @@ class CpuOps:
     def _run(self, op: str, layer: int, shape: tuple[int, ...], x: Tensor | None = None, other: Tensor | None = None):
         step = self.decoder.describe(self.pool, self.batch)
         x, other = (None if values is None else values.float().contiguous() for values in (x, other))
-        result = torch.empty(step.rows, *shape)
+        result = torch.empty(step.rows, *shape, dtype=torch.float32)
         pointers = (None if values is None else values.data_ptr() for values in (x, other, result))
         number = binding.OPS.index(op)
         handle, reference = self.decoder.handle, ctypes.byref(step)

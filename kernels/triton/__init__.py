@@ -306,8 +306,8 @@ class TritonOps:
         traits, plan, group = self.decoder.traits, self.plan, self.decoder.layers[layer].group
         table, split = plan.page_tables[group], spans > 1
         parts = (plan.rows * traits.num_heads * spans,) if split else (0,)
-        maximum, total = (torch.empty(parts, device=q.device) for _ in range(2))
-        result = torch.empty((*parts, traits.head_dim), device=q.device)
+        maximum, total = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
+        result = torch.empty((*parts, traits.head_dim), dtype=torch.float32, device=q.device)
         dims = dict(DIM=traits.head_dim, PADDED_DIM=triton.next_power_of_2(traits.head_dim))
         attention.paged_attention[(len(tiles.sequence), traits.num_kv_heads, spans)](
             q, output, maximum, total, result, self._elements, table,
@@ -377,4 +377,5 @@ def _rope_tables(ropes: list[RopeTraits], pairs: int) -> tuple[Tensor, Tensor]:
     """inv_freq and the factor of cos and sin [rope, pairs], such that a pair beyond those that turn stays as it is."""
     factors = [(rope.attention_factor,) * len(rope.inv_freq) for rope in ropes]
     padded = [factor + (1.0,) * (pairs - len(factor)) for factor in factors]
-    return torch.tensor([rope.padded(pairs) for rope in ropes]), torch.tensor(padded)
+    tables = [rope.padded(pairs) for rope in ropes], padded
+    return tuple(torch.tensor(table, dtype=torch.float32) for table in tables)

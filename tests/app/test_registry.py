@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.errors import ArenaError, BadInput, NameTaken, NotFound
-from app.model_rules import RULES, SOUND_SAMPLING, checked, checked_name
+from app.model_rules import RULES, SOUND_SAMPLING, check_path, checked, checked_name
 from app.registry import DEFAULT_MODELS
 from app.views.admin import FIELDS as FORM
 from app.views.admin import _register as register
@@ -159,6 +159,18 @@ def test_without_an_engine_the_models_wait(tmp_path):
         assert model.status == "waiting" and "engine" in model.reason
 
 
+def test_a_model_that_was_refused_is_asked_for_again_once_the_engine_serves_something_else(site, engine, registry):
+    """As one that counts on the share which another gives up only when its answers have ended."""
+    engine.put_status = 400
+    assert registry.add(name="gamma", source="path:/gamma", kv_share=0.9).status == "failed"
+    engine.put_status, asked = None, len(engine.puts)
+    registry.sync()
+    assert statuses(registry)["gamma"] == "failed" and len(engine.puts) == asked
+    registry.change("alpha", kv_share=0.1)
+    registry.sync()
+    assert statuses(registry)["gamma"] == "ready" and engine.models["gamma"]["kv_share"] == 0.9
+
+
 # What is refused
 
 
@@ -283,6 +295,12 @@ def test_a_path_that_is_not_there_is_refused_where_the_engine_is_ours(tmp_path):
         site.in_loop(site.services.registry.add(name="x", source="path:/nowhere"))
     with Website(tmp_path, models=[], engine_port=0) as site, pytest.raises(BadInput, match="no file or folder"):
         site.in_loop(site.services.registry.add(name="x", source=f"path:{tmp_path}", adapter="path:/nowhere"))
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "x" * 5000, "a\0b"], ids=["user", "long", "nul"])
+def test_what_cannot_be_a_path_is_refused_like_one_that_is_not_there(path):
+    with pytest.raises(BadInput, match="no file or folder"):
+        check_path(f"path:{path}", "adapter")
 
 
 # The models that are shipped

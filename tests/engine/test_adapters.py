@@ -135,6 +135,10 @@ def renamed(tensors: dict, old: str, new: str) -> dict:
     return {name.replace(old, new): tensor for name, tensor in tensors.items()}
 
 
+def copies(tensors: dict) -> dict:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 CONFIGS = {
     "another method": ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only plain LoRA"),
     "DoRA": ({"use_dora": True}, "use_dora is True; .* merge it into its base"),
@@ -148,6 +152,8 @@ CONFIGS = {
     "something new": ({"use_mystery": True}, "use_mystery is True"),
     "rank": ({"r": 0, "rank_pattern": {}}, "the rank of .* is 0"),
     "alpha": ({"lora_alpha": None}, "the lora_alpha of .* is None"),
+    "no number": ({"lora_alpha": float("nan")}, "the lora_alpha of .* is nan; it must be a number below"),
+    "no float": ({"lora_alpha": 10**400}, "the lora_alpha of .* must be a number below"),
     "pattern": ({"alpha_pattern": {"(": 1}}, r"alpha_pattern is \{'\(': 1\}"),
     "another rank": ({"rank_pattern": {"k_proj": 5}}, r"k_proj.lora_A.weight has shape \(4, 64\); .* say \(5, 64\)"),
     "target without weights": ({"target_modules": ["q_proj", "lm_head"]}, "has 'lm_head', of which .* no weights"),
@@ -160,6 +166,8 @@ TENSORS = {
     "half": (lambda t: without(t, "2.self_attn.q_proj.lora_B"), "lacks .*layers.2.self_attn.q_proj.lora_B.weight"),
     "other half": (lambda t: without(t, "2.mlp.up_proj.lora_A"), "lacks .*layers.2.mlp.up_proj.lora_A.weight"),
     "layers": (lambda t: renamed(t, "layers.2.", "layers.3."), "layers.3.* does not have: it has 3"),
+    "layer 02": (lambda t: renamed(t, "layers.2.", "layers.02."), "no place for.*layers.02"),
+    "two names": (lambda t: {**t, **copies(renamed(t, "base_model.model.", ""))}, "of one place under two names"),
     "width": (lambda t: {n: x[:, :-1] if "lora_A" in n else x for n, x in t.items()}, r"has shape \(4, 127\); .*128"),
     "height": (lambda t: {n: x[:-1] if "lora_B" in n else x for n, x in t.items()}, r"has shape \(63, 4\); its base"),
     "integers": (lambda t: {n: x.to(torch.int8) for n, x in t.items()}, "stored as I8"),

