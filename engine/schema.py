@@ -19,6 +19,7 @@ from engine.sequence import SamplingParams
 
 MOST_CHOICES = 128
 MOST_PROMPTS = 1024  # in one request
+MOST_ANSWERS = 8192  # to all of them; more would hold up everybody's for a second
 MOST_LOGPROBS = 20
 MOST_NAMED = 8  # of what is wrong in a list, in an error
 TOKEN_ID = re.compile(r"[0-9]{1,18}")
@@ -337,7 +338,8 @@ Prompt = Annotated[str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fas
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompt = Field(
-        description=f"A text, its tokens, or a list of up to {MOST_PROMPTS:,} of either, answered in its order."
+        description=f"A text, its tokens, or a list of up to {MOST_PROMPTS:,} of either, answered in its order; "
+        f"with n at most {MOST_ANSWERS:,} answers in all."
     )
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer adds its own, such as a first token, to a text; so if not said."
@@ -374,6 +376,14 @@ class CompletionRequest(GenerationRequest):
             return None
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamParams(self.beam_width or self.n or 1, penalty, self.early_stopping or False)
+
+    @model_validator(mode="after")
+    def few_enough_answers(self) -> CompletionRequest:
+        prompts = len(self.prompts)
+        if (answers := prompts * (self.n or 1)) > MOST_ANSWERS:
+            asked = f"n is {self.n}: {answers:,} answers to {prompts:,} prompts in one request"
+            raise InvalidParameter("n", f"{asked}, at most {MOST_ANSWERS:,}")
+        return self
 
     @model_validator(mode="after")
     def special_tokens_go_with_text(self) -> CompletionRequest:

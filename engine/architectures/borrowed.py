@@ -163,6 +163,8 @@ def load_model(
         raise CheckpointError(f"weights are missing: {some(sorted(found['missing_keys']))}")
     if extra := sorted(key for key in found["unexpected_keys"] if not key.endswith(BUFFERS)):
         raise CheckpointError(f"weights that this architecture does not have: {some(extra)}")
+    for weight in (*model.parameters(), *model.buffers()):  # what is still the file's own bytes, which may change
+        weight.data = weight.data.clone()
     progress(count, count, "tensors")
     return model.eval().requires_grad_(False)
 

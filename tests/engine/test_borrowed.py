@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -234,6 +235,16 @@ def test_weights_are_counted_once_where_they_are_tied(backends, checkpoint):
     assert load(folder, backends("cpu")).weight_bytes == sum(tensor.nbytes for tensor in stored.values())
     halves = load(folder, backends("cpu"), torch.bfloat16)
     assert halves.weight_bytes * 2 == sum(tensor.nbytes for tensor in stored.values())
+
+
+def test_a_file_that_is_written_over_changes_nothing_that_is_loaded(backends, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("learned positions")[0], tmp_path / "copy")
+    runner = load(folder, backends("cpu"))
+    before = logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
+    stored = folder / "model.safetensors"
+    with stored.open("r+b") as file:
+        file.write(bytes(stored.stat().st_size))
+    assert torch.equal(logits_of(runner, pages_for(runner), TOKENS, CHUNKS), before)
 
 
 def test_the_weights_go_with_the_runner(backends, checkpoint):

@@ -115,6 +115,13 @@ def test_too_many_prompts_are_refused_with_both_numbers(client):
         client.completions.create(model="llama", prompt=["the"] * (MOST_PROMPTS + 1))
 
 
+def test_more_answers_than_one_request_may_have_are_refused_with_all_numbers(client):
+    with pytest.raises(
+        openai.BadRequestError, match="n is 128: 8,320 answers to 65 prompts in one request, at most 8,192"
+    ):
+        client.completions.create(model="llama", prompt=["the"] * 65, n=128, max_tokens=1)
+
+
 def test_prompts_that_were_taken_are_given_up_where_the_queue_is_full_for_the_rest():
     rig = Rig({"a": FakeRunner(FULL, "a")})
     rig.put("x", "a")
