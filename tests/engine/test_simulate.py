@@ -160,6 +160,14 @@ def test_beams_that_never_turn_over_share_no_more_than_other_answers():
     )
 
 
+def test_load_of_beams_says_what_it_assumes_of_them():
+    common = {"machine": "opt-13b", "requests": 100, "block_tokens": 16, "seed": 0}
+    answers = {"trace": "sharegpt", "samples": 4}
+    loads = (experiments.load(common, ["paged"], **answers, turnover=each) for each in (None, BEAM_TURNOVER))
+    notes = [" ".join(each.assumed) for each in loads]
+    assert ["16% of the beams" in each for each in notes] == [False, True]
+
+
 def test_beams_are_counted_by_hand():
     """Prompt 32, 3 tokens: the prompt's two blocks, alone; then 2 beams that share them, with a block more each."""
     simulation = Simulation(SMALL, "paged", share=True)
