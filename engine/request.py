@@ -28,6 +28,7 @@ class Terms:
     deadline_seconds: float | None = None  # from its arrival on; then it ends, whatever state it is in
     grammar: Grammar | None = None  # what each answer is held to
     beam: BeamParams | None = None  # then nothing is drawn: the choices are the best that a beam search finds
+    cache_salt: str = ""  # only requests with the same one find each other's blocks
 
 
 class Request:
@@ -59,6 +60,7 @@ class Request:
         self.sequence = Sequence(model.checkpoint.space, prompt_ids, params.max_tokens, owner=first)
         self.sequence.scored = params.prompt_logprobs
         self.sequence.priority, self.sequence.client = terms.priority, (model.spec.name, terms.user)
+        self.sequence.salt = terms.cache_salt
         self.search: BeamSearch | None = None
         if terms.beam:
             self._search(terms.beam)

@@ -212,6 +212,13 @@ class GenerationRequest(Sampling):
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="The smaller, the sooner; 0 where nothing is said."
     )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        description="Only requests with the same one find each other's prefixes in the cache, so that the time of an "
+        "answer tells nobody else what was asked before. A salted request shares no system prompt either.",
+    )
     deadline_seconds: float | None = Field(
         None, gt=0, le=86_400, description="Ends the request with an error if it is not done by then."
     )

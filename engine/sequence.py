@@ -90,6 +90,7 @@ class Sequence:
         "owner",
         "priority",
         "prompt_length",
+        "salt",
         "scored",
         "space",
         "state",
@@ -106,6 +107,7 @@ class Sequence:
         self.tokens[: self.length] = prompt_ids
         self.state = State.WAITING
         self.priority = 0  # the smaller, the sooner
+        self.salt = ""  # whose blocks it may find in the cache; none: everybody's who has none
         self.client = ("", "")  # model and user: who is served by it
         self.arrival = self.charged = 0  # the line's: its place, and the virtual tokens charged
         self.joint: object = None  # those with the same one go on only together, as the beams of a search do
@@ -133,6 +135,7 @@ class Sequence:
         child.block_hashes = list(self.block_hashes)
         child.drafter = self.drafter and Drafter(self.drafter.most)
         child.priority, child.client, child.joint = self.priority, self.client, self.joint
+        child.salt = self.salt
         return child
 
     @property

@@ -200,7 +200,7 @@ class EngineServer:
     async def _terms(self, runner: Runner, body: GenerationRequest) -> Terms:
         grammar = await self._grammar(runner, body)
         beams = body.beams if isinstance(body, CompletionRequest) else None
-        return Terms(body.user or "", body.priority or 0, body.deadline_seconds, grammar, beams)
+        return Terms(body.user or "", body.priority or 0, body.deadline_seconds, grammar, beams, body.cache_salt or "")
 
     async def _grammar(self, runner: Runner, body: GenerationRequest) -> Grammar | None:
         """What the answer is held to, compiled off the event loop: it can take a while. Raises InvalidParameter."""

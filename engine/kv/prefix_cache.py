@@ -13,9 +13,14 @@ from engine.kv.geometry import KVGeometry, first_seen_block
 from engine.sequence import Sequence
 
 
-def root_hash(digest: str, geometry: KVGeometry, salt: str = "") -> bytes:
-    """`digest` names weights and config; `salt` keeps tenants apart that must not see each other's hits."""
-    return sha256(repr((digest, geometry, salt)).encode()).digest()
+def root_hash(digest: str, geometry: KVGeometry) -> bytes:
+    """`digest` names weights and config."""
+    return sha256(repr((digest, geometry)).encode()).digest()
+
+
+def salted(root: bytes, salt: str) -> bytes:
+    """The root of a tenant who must not learn from the time of a hit what others asked. No salt: that of everybody."""
+    return sha256(root + salt.encode("utf-8", "surrogatepass")).digest() if salt else root
 
 
 class PrefixCache:
@@ -58,7 +63,7 @@ class PrefixCache:
         """At least the first `count` hashes of the sequence, each computed once in its life."""
         hashes, size = sequence.block_hashes, self._block_tokens
         for index in range(len(hashes), count):
-            parent = hashes[-1] if hashes else self._root
+            parent = hashes[-1] if hashes else salted(self._root, sequence.salt)
             tokens = sequence.tokens[index * size : (index + 1) * size]
             hashes.append(sha256(parent + tokens.tobytes()).digest())
         return hashes

@@ -23,6 +23,7 @@ from engine.errors import (
     ModelNotReady,
     QueueFull,
 )
+from engine.request import Terms
 from engine.sequence import SamplingParams
 from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner
 from tests.engine.rig import Rig
@@ -104,6 +105,17 @@ def test_a_second_turn_finds_the_first_with_its_answer(geometry):
     second = rig.generate("a", [*words(50), *first.token_ids, *words(20, seed=1)])
     assert second.last.cached_tokens == 64  # 79 tokens have KV: four whole blocks
     assert second.token_ids == second.expected()
+
+
+@every_geometry
+def test_only_requests_with_the_same_salt_find_each_others_blocks(geometry):
+    rig, prompt, hits = rig_of(geometry), words(80), []
+    for salt in ("", "one", "two", "one", ""):
+        asked = rig.ask("a", prompt, 20, n=2, terms=Terms(cache_salt=salt))
+        rig.drain()
+        assert sorted(asked.token_ids) == sorted(2 * asked.expected())
+        hits.append(max(event.cached_tokens for event in asked.events))
+    assert hits == [0, 0, 0, 64, 64]
 
 
 def test_two_of_one_prompt_in_one_step_and_one_aborted_midway():

@@ -9,7 +9,7 @@ from engine.kv.blocks import Block, IntegrityError
 from engine.kv.geometry import first_seen_block
 from engine.kv.manager import KVManager
 from engine.kv.pool import PagePool
-from engine.kv.prefix_cache import root_hash
+from engine.kv.prefix_cache import root_hash, salted
 from engine.sequence import Sequence
 from kernels.spec import BLOCK_TOKENS
 from tests.engine.fake_runner import FULL, HYBRID, PAGE_BYTES, SLIDING, TWO_WINDOWS
@@ -114,8 +114,8 @@ def test_checkpoints_never_find_each_others_prefixes():
 
 
 def test_the_root_of_all_hashes_stands_for_weights_windows_and_tenant():
-    roots = [("a", FULL, ""), ("b", FULL, ""), ("a", HYBRID, ""), ("a", FULL, "tenant")]
-    assert len({root_hash(*root) for root in roots}) == 4
+    roots = [("a", FULL, ""), ("b", FULL, ""), ("a", HYBRID, ""), ("a", FULL, "tenant"), ("a", FULL, "\ud800")]
+    assert len({salted(root_hash(digest, geometry), salt) for digest, geometry, salt in roots}) == len(roots)
 
 
 def test_content_computed_twice_at_once_ends_up_in_one_block():

@@ -302,3 +302,12 @@ def test_end_of_text_tokens_of_a_prompt_do_not_end_its_answer(client):
         model="llama", prompt=[IM_END] * 5, max_tokens=3, extra_body={"ignore_eos": True}
     )
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 3)
+
+
+def test_a_cache_salt_keeps_the_prefixes_of_a_tenant_to_itself(engine):
+    def cached(**salt) -> int:
+        body = {"model": "llama", "prompt": [*range(300, 60, -3)], "max_tokens": 2, **salt}
+        answer = httpx.post(engine.url + "/v1/completions", json=body).raise_for_status().json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached(), cached(cache_salt="one"), cached(cache_salt="two"), cached(cache_salt="one")] == [0, 0, 0, 64]
