@@ -108,12 +108,12 @@ class OurStep:
         ]
 
     def batch(self, load: Load) -> StepBatch:
-        pages = iter(random.Random(0).sample(range(len(self.pool)), len(self.pool)))
+        pages = random.Random(0).sample(range(len(self.pool)), len(self.pool))
         blocks, shared = -(-load.context // BLOCK_TOKENS), load.shared // BLOCK_TOKENS
 
         def table(width: int) -> torch.Tensor:
             def deal(count):
-                return torch.tensor([[next(pages) for _ in range(width)] for _ in range(count)], dtype=torch.int32)
+                return torch.tensor([[pages.pop() for _ in range(width)] for _ in range(count)], dtype=torch.int32)
 
             prefix = deal(shared).view(shared, width)
             return torch.stack([torch.cat((prefix, deal(blocks - shared))) for _ in range(load.sequences)])

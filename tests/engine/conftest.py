@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+import kernels
+from kernels.spec import Backend
 from tests.engine.server_fixture import EngineProcess, TinyModel
 
 ASSISTANT = "You answer briefly, you never lie, and you sign with the name of the quick brown fox. " * 2
@@ -21,3 +23,19 @@ def engine() -> Iterator[EngineProcess]:
     )
     with EngineProcess(models) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[[str], Backend]:
+    """Each backend once, on two threads; `opened(name)` skips where it cannot run."""
+    made: dict[str, Backend] = {}
+
+    def get(name: str) -> Backend:
+        if name not in made:
+            try:
+                made[name] = kernels.load(name, 2)
+            except kernels.BackendUnavailable as reason:
+                pytest.skip(str(reason))
+        return made[name]
+
+    return get

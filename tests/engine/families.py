@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from engine.architectures import Runner, load_checkpoint
 from tests.engine.tiny import BOS, CHATML_TEMPLATE, IM_END, VOCAB_SIZE, tiny_tokenizer
+from tests.kernels.decoders import Pages, with_adapters
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
@@ -126,3 +129,28 @@ def save_tiny(
     tokenizer_config = {"chat_template": CHATML_TEMPLATE, "bos_token": "<bos>", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return model
+
+
+def right_answer(model: PreTrainedModel, tokens: list[int], new_tokens: int) -> tuple[torch.Tensor, list[int]]:
+    """transformers' logits of the tokens, [token, vocab], and the tokens that it then generates, whatever they are."""
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([tokens])
+    with torch.inference_mode():
+        answer = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False)[0, len(tokens) :]
+        return model(prompt).logits[0], answer.tolist()
+
+
+def load(folder: Path, backend, dtype: torch.dtype = torch.float32, **options) -> Runner:
+    return load_checkpoint(folder, dtype=dtype, backend=backend, progress=lambda *counts: None, **options)
+
+
+def logits_of(runner: Runner, pages: Pages, tokens: list[int], chunks: Iterable[int]) -> torch.Tensor:
+    """fp32 [token, vocab] of a prompt that is computed in chunks of so many tokens."""
+    rows, done = [], 0
+    for count in chunks:
+        batch = pages.step([(0, tokens[done : done + count], done)])
+        if runner.adapter:
+            batch = with_adapters(batch, [runner.adapter.packed], [0])
+        rows.append(runner.forward(pages.pool, batch).clone())
+        done += count
+    return torch.cat(rows)

@@ -21,12 +21,13 @@ from engine.core import Engine, ModelSpec, load_from_source
 from engine.errors import CheckpointError
 from engine.kv.geometry import default_page_bytes
 from engine.sequence import SamplingParams
+from tests.engine import families
 from tests.engine.fake_runner import FULL, HYBRID, FakeRunner, PoisonedPool
 from tests.engine.families import tiny_checkpoint
 from tests.engine.rig import Rig
 from tests.engine.test_core import words
 from tests.engine.tiny import BOS, IM_END, LINEAR, merged, tiny_adapter, tiny_gemma3, tiny_llama
-from tests.kernels.decoders import Pages, with_adapters
+from tests.kernels.decoders import Pages
 
 TOKENS = torch.randint(7, 360, (60,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -40,14 +41,7 @@ def load(folder: Path, dtype=torch.float32, backend="reference", **options) -> R
 
 
 def logits_of(runner: Runner, chunks=(40, 1, 19)) -> torch.Tensor:
-    pages, rows, done = Pages(runner.traits, runner.dtype, total=300), [], 0
-    for count in chunks:
-        batch = pages.step([(0, TOKENS[done : done + count], done)])
-        if runner.adapter:
-            batch = with_adapters(batch, [runner.adapter.packed], [0])
-        rows.append(runner.forward(pages.pool, batch).clone())
-        done += count
-    return torch.cat(rows)
+    return families.logits_of(runner, Pages(runner.traits, runner.dtype, total=300), TOKENS, chunks)
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:

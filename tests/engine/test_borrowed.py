@@ -16,8 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import kernels
-from engine.architectures import Runner, load_checkpoint
+from engine.architectures import Runner
 from engine.architectures.borrowed import BorrowedDecoder, BorrowedRunner
 from engine.architectures.probe import window_of
 from engine.config import EngineConfig
@@ -26,7 +25,7 @@ from engine.errors import CheckpointError
 from engine.kv.geometry import default_page_bytes
 from engine.sequence import SamplingParams
 from tests.engine.fake_runner import PoisonedPool
-from tests.engine.families import GLOBAL, LOCAL, save_tiny
+from tests.engine.families import GLOBAL, LOCAL, load, logits_of, right_answer, save_tiny
 from tests.engine.tiny import tiny_gemma3, tiny_llama
 from tests.kernels.decoders import Pages
 
@@ -69,21 +68,6 @@ SOME = ["learned positions", "norms of outputs, some windows", "experts"]
 
 
 @pytest.fixture(scope="module")
-def backends():
-    made: dict[str, Any] = {}
-
-    def get(name: str):
-        if name not in made:
-            try:
-                made[name] = kernels.load(name, 2)
-            except kernels.BackendUnavailable as reason:
-                pytest.skip(str(reason))
-        return made[name]
-
-    return get
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """`checkpoint(family)`: a folder, transformers' logits of TOKENS in it and the tokens it then generates."""
     made = {}
@@ -92,27 +76,10 @@ def checkpoint(tmp_path_factory):
         if family not in made:
             folder = tmp_path_factory.mktemp("borrowed")
             model = save_tiny(folder, *FAMILIES[family])
-            model.generation_config.eos_token_id = None
-            prompt = torch.tensor([TOKENS])
-            with torch.inference_mode():
-                logits = model(prompt).logits[0]
-                answer = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(TOKENS) :]
-            made[family] = folder, logits, answer.tolist()
+            made[family] = folder, *right_answer(model, TOKENS, NEW_TOKENS)
         return made[family]
 
     return get
-
-
-def load(folder: Path, backend, dtype: torch.dtype = torch.float32, **options) -> Runner:
-    return load_checkpoint(folder, dtype=dtype, backend=backend, progress=lambda *counts: None, **options)
-
-
-def logits_of(runner: Runner, pages: Pages, tokens: list[int], chunks: list[int]) -> torch.Tensor:
-    rows, done = [], 0
-    for count in chunks:
-        rows.append(runner.forward(pages.pool, pages.step([(0, tokens[done : done + count], done)])).clone())
-        done += count
-    return torch.cat(rows)
 
 
 def pages_for(runner: Runner) -> Pages:
@@ -120,9 +87,9 @@ def pages_for(runner: Runner) -> Pages:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(family, backends, checkpoint):
+def test_logits_and_greedy_tokens_are_those_of_transformers(family, opened, checkpoint):
     folder, expected, answer = checkpoint(family)
-    runner = load(folder, backends("cpu"))
+    runner = load(folder, opened("cpu"))
     assert isinstance(runner, BorrowedRunner)
     pages = pages_for(runner)
     logits = logits_of(runner, pages, TOKENS, CHUNKS)
@@ -139,34 +106,34 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family, backends, ch
     [(SOME[0], "reference", CHUNKS), (SOME[1], "triton", [9, 1])],
     ids=["torch", "triton"],
 )
-def test_other_kernels_serve_it_as_well(family, backend, chunks, backends, checkpoint):
+def test_other_kernels_serve_it_as_well(family, backend, chunks, opened, checkpoint):
     folder, expected, _ = checkpoint(family)
-    runner = load(folder, backends(backend))
+    runner = load(folder, opened(backend))
     logits = logits_of(runner, pages_for(runner), TOKENS, chunks)
     assert (logits - expected[: sum(chunks)]).abs().max() <= 2e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("family", SOME)
-def test_neighbours_change_a_row_by_no_more_than_rounding(family, backends, checkpoint):
+def test_neighbours_change_a_row_by_no_more_than_rounding(family, opened, checkpoint):
     """Not to the bit, as the fused decoder has it: PyTorch's matrix products depend on how many rows there are."""
-    runner = load(checkpoint(family)[0], backends("cpu"))
+    runner = load(checkpoint(family)[0], opened("cpu"))
     alone = logits_of(runner, pages_for(runner), TOKENS, [75])
     pages = pages_for(runner)
     among = runner.forward(pages.pool, pages.step([(1, TOKENS[9:40], 0), (0, TOKENS, 0), (2, [5], 0)]))[31:106]
     assert (among - alone).abs().max() <= 1e-5 * alone.abs().max()
 
 
-def test_only_the_rows_that_are_wanted_get_logits(backends, checkpoint):
+def test_only_the_rows_that_are_wanted_get_logits(opened, checkpoint):
     folder, expected, _ = checkpoint("learned positions")
-    runner = load(folder, backends("cpu"))
+    runner = load(folder, opened("cpu"))
     pages = pages_for(runner)
     few = runner.forward(pages.pool, pages.step([(0, TOKENS, 0)], wanted=[70, 3]))
     assert torch.allclose(few, expected[[70, 3]], rtol=0, atol=1e-4)
     assert runner.forward(pages.pool, pages.step([(1, TOKENS, 0)], wanted=[])).shape == (0, runner.vocab_size)
 
 
-def test_all_threads_multiply_for_a_prompt_and_one_for_a_decode(backends, checkpoint):
-    runner, seen = load(checkpoint("learned positions")[0], backends("cpu")), []
+def test_all_threads_multiply_for_a_prompt_and_one_for_a_decode(opened, checkpoint):
+    runner, seen = load(checkpoint("learned positions")[0], opened("cpu")), []
     torch.set_num_threads(1)  # as the C++ kernels leave it, and another test may have changed
     runner.decoder.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
     logits_of(runner, pages_for(runner), TOKENS, [40, 1])
@@ -192,9 +159,9 @@ def ask(engine: Engine, model: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", SOME)
-def test_the_engine_answers_the_same_in_chunks_from_its_cache_and_beside_others(family, backends, checkpoint):
+def test_the_engine_answers_the_same_in_chunks_from_its_cache_and_beside_others(family, opened, checkpoint):
     folder, _, expected = checkpoint(family)
-    engine = engine_of({"m": load(folder, backends("cpu"))}, max_batch_tokens=40)
+    engine = engine_of({"m": load(folder, opened("cpu"))}, max_batch_tokens=40)
     for _ in range(2):
         answers = [ask(engine, "m", prompt) for prompt in (TOKENS, TOKENS[:40])]
         while engine.step():
@@ -203,9 +170,9 @@ def test_the_engine_answers_the_same_in_chunks_from_its_cache_and_beside_others(
     assert engine.kv()["cached_tokens_served"] >= 64
 
 
-def test_two_borrowed_models_and_a_fused_one_share_a_pool(backends, checkpoint, tmp_path):
-    runners = {family: load(checkpoint(family)[0], backends("cpu")) for family in SOME[:2]}
-    runners["fused"] = load(tiny_llama(tmp_path), backends("cpu"))
+def test_two_borrowed_models_and_a_fused_one_share_a_pool(opened, checkpoint, tmp_path):
+    runners = {family: load(checkpoint(family)[0], opened("cpu")) for family in SOME[:2]}
+    runners["fused"] = load(tiny_llama(tmp_path), opened("cpu"))
     engine = engine_of(runners)
     alone = ask(engine, "fused", TOKENS)
     while engine.step():
@@ -218,28 +185,28 @@ def test_two_borrowed_models_and_a_fused_one_share_a_pool(backends, checkpoint, 
     assert pages["used"] + pages["cached"] + pages["free"] == pages["total"] == 1500
 
 
-def test_a_layer_takes_the_memory_that_its_heads_do(backends, checkpoint):
-    runner = load(checkpoint("norms of outputs, some windows")[0], backends("cpu"))
+def test_a_layer_takes_the_memory_that_its_heads_do(opened, checkpoint):
+    runner = load(checkpoint("norms of outputs, some windows")[0], opened("cpu"))
     assert [(group.window, group.num_layers) for group in runner.geometry.groups] == [(None, 1), (20, 2)]
     assert {(group.num_kv_heads, group.head_dim) for group in runner.geometry.groups} == {(2, 16)}
-    latent = load(checkpoint("heads made of a latent")[0], backends("cpu")).geometry
+    latent = load(checkpoint("heads made of a latent")[0], opened("cpu")).geometry
     assert {(group.num_kv_heads, group.head_dim) for group in latent.groups} == {(4, 32)}
     assert runner.context_length == 256
 
 
-def test_weights_are_counted_once_where_they_are_tied(backends, checkpoint):
+def test_weights_are_counted_once_where_they_are_tied(opened, checkpoint):
     from safetensors.torch import load_file
 
     folder = checkpoint("learned positions")[0]
     stored = load_file(folder / "model.safetensors")
-    assert load(folder, backends("cpu")).weight_bytes == sum(tensor.nbytes for tensor in stored.values())
-    halves = load(folder, backends("cpu"), torch.bfloat16)
+    assert load(folder, opened("cpu")).weight_bytes == sum(tensor.nbytes for tensor in stored.values())
+    halves = load(folder, opened("cpu"), torch.bfloat16)
     assert halves.weight_bytes * 2 == sum(tensor.nbytes for tensor in stored.values())
 
 
-def test_a_file_that_is_written_over_changes_nothing_that_is_loaded(backends, checkpoint, tmp_path):
+def test_a_file_that_is_written_over_changes_nothing_that_is_loaded(opened, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint("learned positions")[0], tmp_path / "copy")
-    runner = load(folder, backends("cpu"))
+    runner = load(folder, opened("cpu"))
     before = logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
     stored = folder / "model.safetensors"
     with stored.open("r+b") as file:
@@ -247,9 +214,9 @@ def test_a_file_that_is_written_over_changes_nothing_that_is_loaded(backends, ch
     assert torch.equal(logits_of(runner, pages_for(runner), TOKENS, CHUNKS), before)
 
 
-def test_the_weights_go_with_the_runner(backends, checkpoint):
+def test_the_weights_go_with_the_runner(opened, checkpoint):
     """At once: a cycle would keep them until somebody looks for garbage."""
-    runner = load(checkpoint("learned positions")[0], backends("cpu"))
+    runner = load(checkpoint("learned positions")[0], opened("cpu"))
     logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
     weights = weakref.ref(runner.decoder.model.get_input_embeddings().weight)
     del runner
@@ -257,12 +224,12 @@ def test_the_weights_go_with_the_runner(backends, checkpoint):
 
 
 @pytest.mark.parametrize("family", [*SOME, "a fused one"])
-def test_what_transformers_sets_while_it_makes_another_model_changes_no_logit(family, backends, checkpoint, tmp_path):
+def test_what_transformers_sets_while_it_makes_another_model_changes_no_logit(family, opened, checkpoint, tmp_path):
     """The default dtype is one for the whole process."""
     folder = tiny_gemma3(tmp_path) if family == "a fused one" else checkpoint(family)[0]
 
     def logits() -> torch.Tensor:
-        runner = load(folder, backends("cpu"))
+        runner = load(folder, opened("cpu"))
         return logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
 
     expected = logits()
@@ -274,7 +241,7 @@ def test_what_transformers_sets_while_it_makes_another_model_changes_no_logit(fa
     assert found.dtype == torch.float32 and torch.equal(found, expected)
 
 
-def test_transformers_makes_one_model_at_a_time(backends, checkpoint, monkeypatch):
+def test_transformers_makes_one_model_at_a_time(opened, checkpoint, monkeypatch):
     """Of two at once, each puts back what the other has set."""
     make, meeting, met = PreTrainedModel.from_pretrained.__func__, threading.Barrier(2, timeout=0.2), []
 
@@ -285,7 +252,7 @@ def test_transformers_makes_one_model_at_a_time(backends, checkpoint, monkeypatc
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(made))
     folders = [checkpoint(family)[0] for family in SOME[:2]]
-    threads = [threading.Thread(target=load, args=(folder, backends("cpu"))) for folder in folders]
+    threads = [threading.Thread(target=load, args=(folder, opened("cpu"))) for folder in folders]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -293,9 +260,9 @@ def test_transformers_makes_one_model_at_a_time(backends, checkpoint, monkeypatc
     assert not met
 
 
-def test_a_model_in_bfloat16_prefers_the_same_tokens(backends, checkpoint):
+def test_a_model_in_bfloat16_prefers_the_same_tokens(opened, checkpoint):
     folder, expected, _ = checkpoint("norms of outputs")
-    runner = load(folder, backends("cpu"), torch.bfloat16)
+    runner = load(folder, opened("cpu"), torch.bfloat16)
     logits = logits_of(runner, pages_for(runner), TOKENS, CHUNKS)
     assert (logits.argmax(-1) == expected.argmax(-1)).float().mean() >= 0.9
 
@@ -313,11 +280,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_run_over_pages_is_refused_with_the_reason(what, backends, tmp_path):
+def test_what_cannot_run_over_pages_is_refused_with_the_reason(what, opened, tmp_path):
     kind, changes, reason = REFUSED[what]
     save_tiny(tmp_path, kind, changes)
     with pytest.raises(CheckpointError, match=reason):
-        load(tmp_path, backends("cpu"))
+        load(tmp_path, opened("cpu"))
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
@@ -336,7 +303,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGED)
-def test_a_folder_that_is_not_what_it_says_is_refused(what, backends, checkpoint, tmp_path):
+def test_a_folder_that_is_not_what_it_says_is_refused(what, opened, checkpoint, tmp_path):
     changes, reason = CHANGED[what]
     for file in checkpoint("learned positions")[0].iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -344,15 +311,15 @@ def test_a_folder_that_is_not_what_it_says_is_refused(what, backends, checkpoint
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(CheckpointError, match=reason):
-        load(tmp_path, backends("reference"))
+        load(tmp_path, opened("reference"))
 
 
-def test_int8_weights_are_refused_for_what_is_not_fused(backends, checkpoint):
+def test_int8_weights_are_refused_for_what_is_not_fused(opened, checkpoint):
     with pytest.raises(CheckpointError, match="only the fused decoder has int8 weights; GPT2LMHeadModel is none of"):
-        load(checkpoint("learned positions")[0], backends("cpu"), precision="int8")
+        load(checkpoint("learned positions")[0], opened("cpu"), precision="int8")
 
 
-def test_the_check_finds_a_page_that_is_not_read(backends, checkpoint, monkeypatch):
+def test_the_check_finds_a_page_that_is_not_read(opened, checkpoint, monkeypatch):
     forward = BorrowedDecoder.forward
 
     def forgetful(self, pool, batch):
@@ -362,10 +329,10 @@ def test_the_check_finds_a_page_that_is_not_read(backends, checkpoint, monkeypat
 
     monkeypatch.setattr(BorrowedDecoder, "forward", forgetful)
     with pytest.raises(CheckpointError, match="over pages it computes something else"):
-        load(checkpoint("learned positions")[0], backends("cpu"))
+        load(checkpoint("learned positions")[0], opened("cpu"))
 
 
-def test_the_check_finds_positions_that_are_not_taken(backends, checkpoint, monkeypatch):
+def test_the_check_finds_positions_that_are_not_taken(opened, checkpoint, monkeypatch):
     forward = BorrowedDecoder.forward
 
     def misplaced(self, pool, batch):
@@ -374,7 +341,7 @@ def test_the_check_finds_positions_that_are_not_taken(backends, checkpoint, monk
 
     monkeypatch.setattr(BorrowedDecoder, "forward", misplaced)
     with pytest.raises(CheckpointError, match="over pages it computes something else"):
-        load(checkpoint("learned positions")[0], backends("reference"))
+        load(checkpoint("learned positions")[0], opened("reference"))
 
 
 def test_a_window_is_read_off_the_mask():

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-import kernels
-from engine.architectures import ARCHITECTURES, Runner, load_checkpoint
+from engine.architectures import ARCHITECTURES
 from engine.architectures.architecture import Config
 from engine.architectures.fields import HARMLESS, MATHS
 from engine.config import EngineConfig
@@ -19,28 +18,22 @@ from engine.errors import CheckpointError
 from engine.kv.geometry import default_page_bytes
 from engine.sequence import SamplingParams
 from tests.engine.fake_runner import PoisonedPool
-from tests.engine.families import CASES, FAMILIES, GLOBAL, LOCAL, LONGROPE, tiny_checkpoint
+from tests.engine.families import (
+    CASES,
+    FAMILIES,
+    GLOBAL,
+    LOCAL,
+    LONGROPE,
+    load,
+    logits_of,
+    right_answer,
+    tiny_checkpoint,
+)
 from tests.kernels.decoders import Pages
 
 TOKENS = torch.randint(7, 360, (75,), generator=torch.Generator().manual_seed(5)).tolist()
 NEW_TOKENS = 10
 FIRST_CASES = [f"{family} 1" for family in FAMILIES]
-
-
-@pytest.fixture(scope="module")
-def opened():
-    """Each backend once; `opened(name)` skips where it cannot run."""
-    made = {}
-
-    def get(name: str):
-        if name not in made:
-            try:
-                made[name] = kernels.load(name, 2)
-            except kernels.BackendUnavailable as reason:
-                pytest.skip(str(reason))
-        return made[name]
-
-    return get
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +45,10 @@ def checkpoint(tmp_path_factory):
         if case not in made:
             folder = tmp_path_factory.mktemp("family")
             model = tiny_checkpoint(folder, case)
-            prompt = torch.tensor([TOKENS])
-            model.generation_config.eos_token_id = None
-            with torch.inference_mode():
-                logits = model(prompt).logits[0]
-                answer = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(TOKENS) :]
-            made[case] = folder, logits, answer.tolist()
+            made[case] = folder, *right_answer(model, TOKENS, NEW_TOKENS)
         return made[case]
 
     return get
-
-
-def load(folder: Path, backend) -> Runner:
-    return load_checkpoint(folder, dtype=torch.float32, backend=backend, progress=lambda *counts: None)
-
-
-def logits_of(runner: Runner, pages: Pages, tokens: list[int], chunks: list[int]) -> torch.Tensor:
-    rows, done = [], 0
-    for count in chunks:
-        batch = pages.step([(0, tokens[done : done + count], done)])
-        rows.append(runner.forward(pages.pool, batch).clone())
-        done += count
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
