@@ -1,12 +1,15 @@
 """Compiles the C++ kernels with the system's compiler at first use and keeps the library in a cache folder.
 
 The file's name carries a hash of everything that decides its content (sources, compiler, flags, processor), so that
-neither an update nor a home folder shared by unlike machines can load the wrong one. Two processes that build at once
-each write a file of their own; the rename that puts it in place is atomic and the last one wins.
+neither an update nor a home folder shared by unlike machines can load the wrong one. Of two processes that would build
+at once, the second waits for what the first one builds; where the file system knows no locks each builds its own, and
+the rename that puts it in place is atomic.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from kernels import BackendUnavailable
@@ -65,8 +69,26 @@ def shared_object(isa: str = "native", cache_folder: Path | None = None) -> Path
     folder = cache_folder or default_cache_folder()
     path = folder / f"cpu-{isa}-{_digest(compiler, flags)}.so"
     if not path.exists():
-        _compile(compiler, flags, path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _turn_in(folder):
+                if not path.exists():
+                    _compile(compiler, flags, path)
+        except OSError as error:
+            raise BackendUnavailable(f"cannot build in {folder}: {error}") from error
     return path
+
+
+@contextlib.contextmanager
+def _turn_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process builds in the folder. The lock is the folder's own, and goes with its holder."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # such as a folder of NFS
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def _digest(compiler: str, flags: tuple[str, ...]) -> str:
@@ -91,15 +113,11 @@ def _processor_features() -> str:
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     log.info("compiling the CPU kernels into %s", path.parent)
     started = time.monotonic()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
-            built = Path(scratch) / path.name
-            command = [compiler, *flags, str(SOURCE_FOLDER / "kernels.cpp"), "-o", str(built)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise BackendUnavailable(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
-            os.replace(built, path)
-    except OSError as error:
-        raise BackendUnavailable(f"cannot build in {path.parent}: {error}") from error
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
+        built = Path(scratch) / path.name
+        command = [compiler, *flags, str(SOURCE_FOLDER / "kernels.cpp"), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BackendUnavailable(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+        os.replace(built, path)
     log.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)

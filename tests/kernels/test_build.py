@@ -51,10 +51,11 @@ def test_another_instruction_set_or_source_is_another_file(tmp_path, counting_co
     assert counting_compiler() == 3
 
 
-def test_two_processes_that_build_at_once_both_get_a_whole_library(tmp_path):
+def test_of_two_processes_that_start_at_once_one_builds_and_both_get_a_whole_library(tmp_path):
     if (compiler := shutil.which("c++")) is None:
         pytest.skip("no C++ compiler")
-    fake_compiler(tmp_path, f'exec {compiler} "$@" -O0')  # the real one, quicker
+    calls = tmp_path / "calls"
+    fake_compiler(tmp_path, f'echo "$*" >> {calls}; exec {compiler} "$@" -O0')  # the real one, quicker
     load = "import ctypes, pathlib, sys; from kernels.cpu import build; cache = pathlib.Path(sys.argv[1])"
     load += "; path = build.shared_object('scalar', cache); ctypes.CDLL(str(path)).arena_isa; print(path)"
     command = [sys.executable, "-c", load, str(tmp_path / "cache")]
@@ -63,6 +64,7 @@ def test_two_processes_that_build_at_once_both_get_a_whole_library(tmp_path):
     paths = {process.communicate(timeout=240)[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert [str(path) for path in (tmp_path / "cache").iterdir()] == list(paths)  # one file, and no litter
+    assert calls.read_text().count("kernels.cpp") == 1
 
 
 def test_without_a_compiler_the_reference_takes_over_and_the_log_says_why(tmp_path, monkeypatch, caplog):
