@@ -121,10 +121,13 @@ class Engine:
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._send: Callable[[], None] = lambda: None
 
     # Life
 
-    def start(self) -> None:
+    def start(self, send: Callable[[], None] = lambda: None) -> None:
+        """`send` is called on the engine's thread when all events of a step are delivered; it must not block."""
+        self._send = send
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -152,6 +155,7 @@ class Engine:
                 self._step_began = time.monotonic()
                 busy = self.step()
                 self._step_began = None
+                self._send()
                 if not busy:
                     self._sleep()
         except BaseException as error:
@@ -179,6 +183,7 @@ class Engine:
         for request in list(self._requests.values()):
             self._stopped(request, why)
         self._requests.clear()
+        self._send()
 
     def _stopped(self, request: Request, why: str) -> None:
         self._turn_away(request, "error" if self.failure else "abort", why)

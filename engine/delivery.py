@@ -1,7 +1,8 @@
 """Carries what a request generates from the engine's thread to the event loop, and merges what is not read in time.
 
-Knows no HTTP and no tokens. One wake-up of the loop serves all requests of a step; a reader that falls behind finds
-one event that holds everything since its last look, so a slow one costs no more memory than its answer.
+Knows no HTTP and no tokens. One wake-up of the loop serves all requests of a step, when the engine's thread has told
+them all; a reader that falls behind finds one event that holds everything since its last look, so a slow one costs no
+more memory than its answer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from engine.sequence import GenerationEvent
-
-GATHER_SECONDS = 0.001  # the engine delivers a step's events within this; then one wake-up takes them all
 
 
 class ClientGone(Exception):
@@ -46,14 +45,18 @@ class Delivery:
             inbox.fail(failure)
 
     def post(self, inbox: Inbox, event: GenerationEvent) -> None:
-        """Called on the engine's thread; never blocks."""
+        """Called on the engine's thread; never blocks. The loop learns of it with the next `send`."""
         self._posted.append((inbox, event))
-        if not self._woken:
+
+    def send(self) -> None:
+        """Wakes the loop for all that was posted, from any thread; nothing, where nothing was."""
+        if self._posted and not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_SECONDS, self._distribute)
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._distribute)
 
     def _distribute(self) -> None:
-        self._woken = False  # first: an event posted from here on wakes the loop again
+        self._woken = False  # first: what is sent from here on wakes the loop again
         while self._posted:
             inbox, event = self._posted.popleft()
             inbox.put(event)

@@ -135,7 +135,7 @@ class EngineServer:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI):
         self.delivery = Delivery(asyncio.get_running_loop())
-        self.engine.start()
+        self.engine.start(self.delivery.send)
         yield
         await asyncio.to_thread(self.engine.close)
         self.tokenising.shutdown(wait=False, cancel_futures=True)

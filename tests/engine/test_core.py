@@ -813,6 +813,19 @@ def test_an_idle_engine_uses_no_processor(running):
     assert time.process_time() - before < 0.15
 
 
+def test_events_of_a_step_are_sent_together_also_the_last_of_an_engine_that_ends(running):
+    told, sent = [], []
+    running._send = lambda: sent.append(len(told)) if told else None
+    with_events = [partial(running.submit, "a", words(30, seed), SamplingParams(40), told.append) for seed in range(3)]
+    running._ask(lambda: [submit() for submit in with_events])
+    wait_for(lambda: sent[-1:] == [120])
+    assert sorted(set(sent)) == list(range(3, 121, 3))
+    running.submit("a", words(30), SamplingParams(1000), told.append)
+    wait_for(lambda: len(told) > 120)
+    running.close()
+    assert (told[-1].finish_reason, sent[-1]) == ("abort", len(told))
+
+
 def test_closing_ends_what_runs(running):
     inbox = Inbox()
     running.submit("a", words(30), SamplingParams(1000), inbox)

@@ -48,6 +48,7 @@ def test_a_step_wakes_the_loop_once_for_all_its_requests():
         def step():
             for inbox in inboxes:
                 inbox.deliver(event("x", 1))
+            delivery.send()
 
         await asyncio.to_thread(step)
         wakes = wakes - 1  # the end of the thread itself
@@ -65,7 +66,9 @@ def test_events_of_many_threads_arrive_in_order_and_none_is_lost():
         def post(inbox):
             for token in range(1, 500):
                 inbox.deliver(event(f"{token},", token))
+                delivery.send()
             inbox.deliver(event("", 500, "stop"))
+            delivery.send()
 
         threads = [threading.Thread(target=post, args=(inbox,)) for inbox in inboxes]
         for thread in threads:

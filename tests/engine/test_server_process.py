@@ -121,6 +121,7 @@ def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted(st
         "from engine.__main__ import main\n"
         "step = core.Engine.step\n"
         "def step_until_asked(self):\n"
+        "    self._run_commands()\n"
         "    if self._requests:\n"
         "        raise RuntimeError('the memory is on fire')\n"
         "    return step(self)\n"
