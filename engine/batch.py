@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from kernels.spec import BLOCK_TOKENS, StepBatch
 
 if TYPE_CHECKING:
     from engine.architectures import Adapter
+    from engine.kv.manager import BlockTable
 
 
 def wants_token(sequence: Sequence, count: int) -> bool:
@@ -21,26 +24,63 @@ def wants_token(sequence: Sequence, count: int) -> bool:
     return sequence.uncomputed + sequence.drafted == count and sequence.length < sequence.limit
 
 
+class Batches:
+    """Builds the batch of each step. Of one sequence that decodes alone it is the batch of the step before, with other
+    numbers in it: to make tensors anew takes longer than all else between two forwards of a small model."""
+
+    def __init__(self) -> None:
+        self._numbers = (ctypes.c_int32 * 5)(0, 1)
+        part = partial(torch.frombuffer, self._numbers, dtype=torch.int32)
+        self._columns = {
+            "query_starts": part(count=2),
+            "logit_rows": part(count=1),
+            "tokens": part(count=1, offset=8),
+            "positions": part(count=1, offset=12),
+            "context_lens": part(count=1, offset=16),
+        }
+        self._table: tuple[BlockTable | None, int] = None, 0  # of `_lone`, and its tokens
+        self._lone: StepBatch | None = None
+
+    def build(self, step: Step, adapters: Iterable[Adapter | None] = ()) -> StepBatch:
+        """As `build_batch`. Valid until the next call."""
+        sequence, adapters = step.sequences[0], list(adapters)
+        alone = len(step.sequences) == 1 and step.counts[0] == 1 and not (sequence.scored or sequence.drafted)
+        if not alone or any(adapters) or not wants_token(sequence, 1):
+            return build_batch(step, adapters)
+        computed, table = sequence.computed, sequence.table
+        self._numbers[2:] = sequence.tokens.item(computed), computed, computed + 1
+        if self._table != (table, table.capacity):
+            self._table = table, table.capacity
+            tables = tuple(page_table(step.sequences, group) for group in range(len(table.pages)))
+            self._lone = StepBatch(**self._columns, page_tables=tables)
+        return self._lone
+
+
 def build_batch(step: Step, adapters: Iterable[Adapter | None] = ()) -> StepBatch:
     """The next `counts` tokens of each sequence; one row of logits, in order, for each that wants a token and for each
     of its guesses, and one for each token of those that are scored. `adapters` [sequence], if any has one."""
-    sequences = step.sequences
-    counts = np.array(step.counts, np.int32)
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    computed = np.array([sequence.computed for sequence in sequences], np.int32)
-    context_lens = computed + counts
-    positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
-    wanted = [wants_token(sequence, count) for sequence, count in zip(sequences, step.counts, strict=True)]
+    tokens, positions, starts, context_lens, rows = [], [], [0], [], []
+    for sequence, count in zip(step.sequences, step.counts, strict=True):
+        first, end = sequence.computed, sequence.computed + count
+        tokens.append(sequence.tokens[first:end])
+        positions += range(first, end)
+        starts.append(len(positions))
+        context_lens.append(end)
+        wanted = count if sequence.scored or sequence.drafted else wants_token(sequence, count)
+        rows += range(len(positions) - wanted, len(positions))
     return StepBatch(
-        tokens=torch.from_numpy(next_tokens(step)),
-        positions=torch.from_numpy(positions),
-        query_starts=torch.from_numpy(starts),
-        context_lens=torch.from_numpy(context_lens),
-        page_tables=tuple(page_table(sequences, group) for group in range(len(step.space.groups))),
-        logit_rows=torch.from_numpy(logit_rows(step, starts, wanted)),
+        tokens=torch.from_numpy(np.concatenate(tokens)),
+        positions=int32(positions),
+        query_starts=int32(starts),
+        context_lens=int32(context_lens),
+        page_tables=tuple(page_table(step.sequences, group) for group in range(len(step.space.groups))),
+        logit_rows=int32(rows),
         **numbered(list(adapters)),
     )
+
+
+def int32(numbers: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(numbers, np.int32))
 
 
 def numbered(adapters: list[Adapter | None]) -> dict[str, Any]:
@@ -51,28 +91,15 @@ def numbered(adapters: list[Adapter | None]) -> dict[str, Any]:
     numbers = [distinct.index(adapter) if adapter else -1 for adapter in adapters]
     return {
         "adapters": tuple(adapter.packed for adapter in distinct),
-        "sequence_adapters": torch.tensor(numbers, dtype=torch.int32),
+        "sequence_adapters": int32(numbers),
     }
 
 
-def logit_rows(step: Step, starts: np.ndarray, wanted: list[bool]) -> np.ndarray:
-    """int32 [wanted]. starts: the first row of each sequence, and the end."""
-    if not any(sequence.scored or sequence.drafted for sequence in step.sequences):
-        return starts[1:][wanted] - 1
-    spans = zip(step.sequences, starts[:-1], starts[1:], wanted, strict=True)
-    rows = [range(first if each.scored or each.drafted else last - wants, last) for each, first, last, wants in spans]
-    return np.concatenate(rows).astype(np.int32)
-
-
-def next_tokens(step: Step) -> np.ndarray:
-    if max(step.counts) == 1:
-        return np.array([sequence.tokens[sequence.computed] for sequence in step.sequences], np.int32)
-    spans = zip(step.sequences, step.counts, strict=True)
-    return np.concatenate([sequence.tokens[sequence.computed : sequence.computed + count] for sequence, count in spans])
-
-
 def page_table(sequences: list[Sequence], group: int) -> torch.Tensor:
-    """int32 [sequence, block, page_in_block], as wide as the longest needs."""
+    """int32 [sequence, block, page_in_block], as wide as the longest needs. One alone gives its own."""
+    if len(sequences) == 1:
+        table = sequences[0].table
+        return torch.from_numpy(table.pages[group][None, : table.capacity // BLOCK_TOKENS])
     blocks = [sequence.table.capacity // BLOCK_TOKENS for sequence in sequences]
     table = np.full((len(sequences), max(blocks), sequences[0].table.pages[group].shape[1]), -1, np.int32)
     for row, sequence, count in zip(table, sequences, blocks, strict=True):

@@ -28,7 +28,7 @@ import torch
 
 from engine import figures
 from engine.architectures import Decoders, Runner, adapted, load_checkpoint
-from engine.batch import build_batch
+from engine.batch import Batches
 from engine.beam import Beam, BeamSearch
 from engine.checkpoints import fetch, fetch_adapter
 from engine.choice import Choice
@@ -107,6 +107,7 @@ class Engine:
             speculative_sequences=config.speculative_sequences,
         )
         self.counts = figures.Counts()
+        self._batches = Batches()
         self._draw_kernel = getattr(backend, "draw", drawing.draw)
         self._load_checkpoint = load or partial(load_from_source, config.cache_folder, backend, dtype, Decoders())
         self._lock = threading.RLock()
@@ -223,7 +224,8 @@ class Engine:
         checkpoint, guessed = self._loaded[step.space], [sequence.drafted for sequence in step.sequences]
         adapters = [self._loaded[sequence.space].runner.adapter for sequence in step.sequences]
         try:
-            logits = checkpoint.runner.forward(self.memory.pool.memory, build_batch(step, adapters))
+            batch = self._batches.build(step, adapters)
+            logits = checkpoint.runner.forward(self.memory.pool.memory, batch)
             draws = draw(step, logits, self._draw_kernel)
         except Exception as error:
             log.exception("a forward of %s failed", checkpoint.name)

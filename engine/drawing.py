@@ -32,15 +32,18 @@ class Draw:
 def draw(step: Step, logits: Tensor, kernel: DrawKernel = drawing.draw) -> list[Draw]:
     """logits fp32 [row, vocab], the rows that `build_batch` asked for. Choices that begin with this step draw too. Of
     one whose tokens were guessed come all draws that count, in order."""
-    spans = zip(step.sequences, step.counts, strict=True)
-    sequences = [sequence for sequence, count in spans if wants_token(sequence, count)]
-    if any(sequence.scored for sequence in step.sequences):
+    wanted, scored, plain = [], False, True
+    for sequence, count in zip(step.sequences, step.counts, strict=True):
+        scored = scored or sequence.scored
+        if wants_token(sequence, count):
+            wanted.append(sequence)
+            plain = plain and sequence.owner.plain and not sequence.drafted
+    if scored:
         logits = score_prompts(step, logits)
-    choices = [sequence.owner for sequence in sequences]
-    if not all(choice.plain for choice in choices) or any(sequence.drafted for sequence in sequences):
-        return draw_with_care(sequences, logits, kernel)
-    tokens = sample(logits, [choice.row for choice in choices], kernel)
-    return [Draw(choice, token) for choice, token in zip(choices, tokens, strict=True)]
+    if not plain:
+        return draw_with_care(wanted, logits, kernel)
+    tokens = sample(logits, [sequence.owner.row for sequence in wanted], kernel)
+    return [Draw(sequence.owner, token) for sequence, token in zip(wanted, tokens, strict=True)]
 
 
 def draw_with_care(sequences: list[Sequence], logits: Tensor, kernel: DrawKernel) -> list[Draw]:

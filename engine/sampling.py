@@ -17,7 +17,7 @@ from engine.sequence import SamplingParams
 from kernels import drawing
 from kernels.spec import Draws
 
-DrawKernel = Callable[[Tensor, Draws], Tensor]  # a backend's `draw`
+DrawKernel = Callable[[Tensor, Draws], list[int]]  # a backend's `draw`
 GREEDY_BELOW = 1e-5  # a temperature that leaves nothing to chance
 
 
@@ -36,22 +36,21 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow], draw: DrawKernel = drawi
     """The next token of each row, None for a row without a finite best. logits fp32 [row, vocab], left as they are."""
     if not rows:
         return []
-    tokens = draw(adjusted(logits, rows), draws_of(rows)).tolist()
-    return [None if token < 0 else token for token in tokens]
+    return [None if token < 0 else token for token in draw(adjusted(logits, rows), draws_of(rows))]
 
 
 def draws_of(rows: Sequence[SamplingRow]) -> Draws:
     """The settings of all rows, column by column, with the random number of each."""
-    params = [row.params for row in rows]
-    settings = [
-        [each.temperature if each.temperature >= GREEDY_BELOW else 0 for each in params],
-        [each.top_p for each in params],
-        [each.min_p for each in params],
-        [uniform(row.seed, len(row.output_ids)) for row in rows],
-    ]
-    temperature, top_p, min_p, chance = torch.from_numpy(np.array(settings, np.float64))
-    top_k = torch.from_numpy(np.array([max(each.top_k, 0) for each in params], np.int32))
+    temperature, top_k, top_p, min_p, chance = zip(*map(settings_of, rows), strict=True)
     return Draws(temperature, top_k, top_p, min_p, chance)
+
+
+def settings_of(row: SamplingRow) -> tuple[float, int, float, float, float]:
+    params = row.params
+    if params.temperature < GREEDY_BELOW:
+        return 0.0, 0, 1.0, 0.0, 0.0
+    chance = uniform(row.seed, len(row.output_ids))
+    return params.temperature, max(params.top_k, 0), params.top_p, params.min_p, chance
 
 
 def adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

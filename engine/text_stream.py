@@ -86,6 +86,8 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         """Adds to what is held and gives back all of it that is before any stop string, begun or whole."""
+        if not self._stop:
+            return text
         self._held += text
         found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
         if found:

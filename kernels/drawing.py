@@ -20,25 +20,26 @@ CHUNK = 64  # logits in a chunk; the n best tokens lie in the n chunks with the 
 WIDER = 16  # how much less likely tokens are let in, each time that those before did not decide
 
 
-def draw(logits: Tensor, draws: Draws) -> Tensor:
+def draw(logits: Tensor, draws: Draws) -> list[int]:
     """As Backend.draw."""
-    tokens = torch.full((len(logits),), -1, dtype=torch.int32)
     if not len(logits):
-        return tokens
+        return []
+    tokens = torch.full((len(logits),), -1, dtype=torch.int32)
     chunks = logits.contiguous().view(len(logits), -1, math.gcd(logits.shape[1], CHUNK))
     maxima = chunks.amax(dim=-1)
     finite = maxima.amax(dim=-1).isfinite()  # NaN and both infinities come through a maximum
-    greedy = (finite & (draws.temperature == 0)).nonzero().flatten()
-    random = (finite & (draws.temperature > 0)).nonzero().flatten()
+    temperature = torch.tensor(draws.temperature, dtype=torch.float64)
+    greedy = (finite & (temperature == 0)).nonzero().flatten()
+    random = (finite & (temperature > 0)).nonzero().flatten()
     if len(greedy):
         tokens[greedy] = best_tokens(chunks, maxima, greedy)
     if len(random):
-        widest = int(draws.top_k[random].max())
+        widest = max(draws.top_k[row] for row in random)
         values, places = candidates(chunks, maxima, random, max(CANDIDATES, widest))
         for n, row in enumerate(random.tolist()):
-            settings = (float(t[row]) for t in (draws.temperature, draws.top_p, draws.min_p, draws.chance))
-            tokens[row] = draw_row(logits[row].numpy(), values[n], places[n], int(draws.top_k[row]), *settings)
-    return tokens
+            settings = (column[row] for column in (draws.temperature, draws.top_p, draws.min_p, draws.chance))
+            tokens[row] = draw_row(logits[row].numpy(), values[n], places[n], draws.top_k[row], *settings)
+    return tokens.tolist()
 
 
 def best_tokens(chunks: Tensor, maxima: Tensor, rows: Tensor) -> Tensor:

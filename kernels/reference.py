@@ -131,7 +131,7 @@ class ReferenceBackend:
             x = ops.project_down(layer, x, ops.project_gate_up(layer, x))
         return ops.project_head(x)
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws) -> list[int]:
         return drawing.draw(logits, draws)
 
     def ops(self, decoder: ReferenceDecoder, pool: Tensor, batch: StepBatch) -> ReferenceOps:

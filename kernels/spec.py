@@ -14,7 +14,7 @@ The order of elements inside a unit belongs to the backend alone (the C++ one in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,18 +149,18 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Draws:
-    """How one token of each row of logits is drawn: contiguous tensors [row], fp64 but for `top_k`.
+    """How one token of each row of logits is drawn: numbers [row].
 
     p(token) = exp((logit - best) / temperature), in descending order of logit, equal ones by number. Kept are those
     with p >= min_p; of these the top_k first; of these the fewest that reach top_p of their sum. The draw is the token
     that `chance` of the sum of the kept falls on.
     """
 
-    temperature: torch.Tensor  # 0: the best token
-    top_k: torch.Tensor  # int32; 0: all
-    top_p: torch.Tensor  # 1: all
-    min_p: torch.Tensor  # 0: all
-    chance: torch.Tensor  # in [0, 1)
+    temperature: Sequence[float]  # 0: the best token
+    top_k: Sequence[int]  # 0: all
+    top_p: Sequence[float]  # 1: all
+    min_p: Sequence[float]  # 0: all
+    chance: Sequence[float]  # in [0, 1)
 
 
 class Backend(Protocol):
@@ -202,9 +202,9 @@ class Backend(Protocol):
     def ops(self, decoder: Any, pool: torch.Tensor, batch: StepBatch) -> StepOps:
         """The ops of one step on `decoder`, one at a time."""
 
-    def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """-> int32 [row], a token for each row of logits (fp32 [row, vocab], left as they are); -1 for a row with a NaN
-        or without a finite best. A row's token depends on the row alone."""
+    def draw(self, logits: torch.Tensor, draws: Draws) -> list[int]:
+        """A token for each row of logits (fp32 [row, vocab], left as they are); -1 for a row with a NaN or without a
+        finite best. A row's token depends on the row alone."""
 
 
 class StepOps(Protocol):

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,13 @@ class Runner:
 
     def forward(self, pool: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """Writes the batch's KV into `pool` (uint8 [page, page_bytes]); returns fp32 logits [wanted, vocab]."""
-        return self.backend.forward(self.decoder, pool, batch).cpu()
+        logits = self.backend.forward(self.decoder, pool, batch)
+        return logits.cpu() if self.on_device else logits
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether logits come elsewhere than to the processor."""
+        return self.backend.device.type != "cpu"
 
     def chat_format(self, name: str | None) -> ChatFormat:
         """The named format over this checkpoint's tokenizer; None is `chat`. Raises CheckpointError."""

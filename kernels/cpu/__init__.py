@@ -44,15 +44,25 @@ class CpuDecoder:
         weakref.finalize(self, library.arena_decoder_close, self.handle).atexit = False
         self.logits_stride = library.arena_logits_stride(self.handle)
         self.logits = torch.empty(0, self.logits_stride, dtype=torch.float32)
+        self._result, self._results = self.logits, -1  # the rows of it that the last step wrote, and how many
         self.groups = len(layer_groups(traits))
         self.tables = (binding.PageTable * self.groups)()
+        self._pool: Tensor | None = None
+        self._batch: StepBatch | None = None
         self.step = binding.StepInput(groups=self.groups, tables=self.tables, logits_stride=self.logits_stride)
 
     def describe(self, pool: Tensor, batch: StepBatch) -> binding.StepInput:
-        """The step's input as C sees it; valid as long as pool and batch are held."""
+        """The step's input as C sees it; valid as long as pool and batch are held. Kept, where both are the last."""
+        if pool is not self._pool or batch is not self._batch:
+            self._batch = None  # until all of it is there
+            self._refill(pool, batch)
+            self._pool, self._batch = pool, batch
+        return self.step
+
+    def _refill(self, pool: Tensor, batch: StepBatch) -> None:
         step, wanted = self.step, len(batch.logit_rows)
         if wanted > len(self.logits):
-            self.logits = torch.empty(wanted, self.logits_stride, dtype=torch.float32)
+            self.logits, self._results = torch.empty(wanted, self.logits_stride, dtype=torch.float32), -1
         step.pool, step.logits = pool.data_ptr(), self.logits.data_ptr()
         step.pages, step.page_bytes = pool.shape
         step.rows, step.sequences, step.wanted = len(batch.tokens), len(batch.context_lens), wanted
@@ -65,7 +75,12 @@ class CpuDecoder:
         if batch.adapters:
             step.adapters = (ctypes.c_void_p * step.adapter_count)(*(adapter.handle for adapter in batch.adapters))
             step.sequence_adapters = batch.sequence_adapters.data_ptr()
-        return step
+
+    def result(self, wanted: int) -> Tensor:
+        """The logits [wanted, vocab] that a step wrote. The tensor is kept, as the next step mostly wants as many."""
+        if self._results != wanted:
+            self._result, self._results = self.logits[:wanted, : self.traits.vocab_size], wanted
+        return self._result
 
 
 class CpuAdapter:
@@ -137,19 +152,21 @@ class CpuBackend:
     def forward(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> Tensor:
         step = decoder.describe(pool, batch)
         _raise(self._library.arena_forward(self._engine, decoder.handle, ctypes.byref(step)))
-        return decoder.logits[: step.wanted, : decoder.traits.vocab_size]
+        return decoder.result(step.wanted)
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws) -> list[int]:
         rows, vocab = logits.shape
-        tokens = torch.empty(rows, dtype=torch.int32)
-        if rows:
-            columns = {name: getattr(draws, name).data_ptr() for name in binding.DRAWS}
-            logits = logits if logits.stride(1) == 1 else logits.contiguous()
-            given = binding.DrawInput(
-                logits.data_ptr(), logits.stride(0), rows, vocab, tokens=tokens.data_ptr(), **columns
-            )
-            _raise(self._library.arena_draw(self._engine, ctypes.byref(given)))
-        return tokens
+        if not rows:
+            return []
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        settings = binding.double_array([*draws.temperature, *draws.top_p, *draws.min_p, *draws.chance])
+        numbers = binding.int32_array([*draws.top_k, *[-1] * rows])  # behind them, the tokens
+        column, number = ctypes.addressof(settings), ctypes.addressof(numbers)
+        columns = (*range(column, column + 32 * rows, 8 * rows), number, number + 4 * rows)
+        given = binding.DrawInput(logits.data_ptr(), logits.stride(0), rows, vocab, *columns)
+        _raise(self._library.arena_draw(self._engine, ctypes.byref(given)))
+        return numbers[rows:]
 
     def ops(self, decoder: CpuDecoder, pool: Tensor, batch: StepBatch) -> CpuOps:
         return CpuOps(self._library, self._engine, decoder, pool, batch)
@@ -188,7 +205,7 @@ class CpuOps:
 
     def project_head(self, x: Tensor) -> Tensor:
         self._run("project_head", 0, (0,), x)
-        return self.decoder.logits[: len(self.batch.logit_rows), : self.decoder.traits.vocab_size].clone()
+        return self.decoder.result(len(self.batch.logit_rows)).clone()
 
     def _run(self, op: str, layer: int, shape: tuple[int, ...], x: Tensor | None = None, other: Tensor | None = None):
         step = self.decoder.describe(self.pool, self.batch)

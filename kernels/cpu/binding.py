@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -38,8 +38,6 @@ OPS = (
     "project_head",
     "write_kv",
 )
-
-DRAWS = ("temperature", "top_p", "min_p", "chance", "top_k")  # columns of kernels.spec.Draws
 
 
 def _int32s(*names: str) -> list[tuple[str, type]]:
@@ -89,7 +87,7 @@ class DrawInput(Structure):
         ("logits", c_void_p),
         ("stride", c_int64),
         *_int32s("rows", "vocab"),
-        *((name, c_void_p) for name in (*DRAWS, "tokens")),
+        *((name, c_void_p) for name in ("temperature", "top_p", "min_p", "chance", "top_k", "tokens")),
     )
 
 
@@ -99,6 +97,10 @@ def int32_array(values) -> ctypes.Array:
 
 def float_array(values) -> ctypes.Array:
     return (c_float * len(values))(*values)
+
+
+def double_array(values) -> ctypes.Array:
+    return (c_double * len(values))(*values)
 
 
 def open_library(path: Path) -> ctypes.CDLL:

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.core import Engine, ModelSpec
 from engine.errors import (
@@ -25,6 +26,7 @@ from engine.errors import (
 )
 from engine.request import Terms
 from engine.sequence import SamplingParams
+from kernels.spec import StepBatch
 from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner
 from tests.engine.rig import Rig
 
@@ -162,6 +164,36 @@ def test_five_hundred_aborts_at_random_times_leave_nothing_behind():
     rig.drain()
     assert {answer.reason for answer in answers} <= {"abort", "length"}
     assert rig.engine.load()["waiting"] == rig.engine.load()["running"] == 0
+
+
+# Batches
+
+
+def numbers_of(batch: StepBatch) -> list:
+    columns = batch.tokens, batch.positions, batch.query_starts, batch.context_lens, batch.logit_rows
+    return [column.tolist() for column in (*columns, *batch.page_tables)]
+
+
+@every_geometry
+def test_a_batch_that_is_kept_from_the_step_before_is_what_it_would_be_made_anew(geometry):
+    rig, kept = rig_of(geometry, names="ab", pages=60, max_batch_tokens=32), 0
+    build = rig.engine._batches.build
+
+    def compared(step, adapters):
+        nonlocal kept
+        before, batch = rig.engine._batches._lone, build(step, adapters)
+        kept += batch is before
+        assert numbers_of(batch) == numbers_of(build_batch(step, adapters))
+        return batch
+
+    rig.engine._batches.build = compared
+    rig.generate("a", words(20), max_tokens=40)
+    answers = [rig.ask("a", words(30, seed), 20 + 30 * seed) for seed in range(2)]
+    rig.until(lambda: answers[0].reason)
+    rig.ask("b", words(50), 20)
+    rig.drain()
+    rig.generate("a", words(20), max_tokens=40)  # finds the blocks of the first
+    assert kept > 80
 
 
 # What ends an answer

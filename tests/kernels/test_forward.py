@@ -71,6 +71,25 @@ def test_a_row_of_nan_spoils_no_other_sequence(cpu):
     assert torch.isnan(logits[[4, 5]]).all()
 
 
+def test_a_batch_with_other_numbers_in_it_is_computed_anew(cpu):
+    traits = llama_traits()
+    decoder, pages = cpu.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32)
+    batch, larger = pages.step([(0, [1, 2, 3], 0)]), pages.step([(1, [4, 5], 0), (2, [6, 7, 8, 9], 0)])
+
+    def forward(batch):
+        return cpu.forward(decoder, pages.pool, batch).clone()
+
+    first, changed, many = forward(batch), forward(spoil(batch, "tokens", 0, 9)), forward(larger)
+    assert torch.equal(forward(batch), first)
+    batch.tokens[0] = 9
+    assert torch.equal(forward(batch), changed)
+    assert torch.equal(forward(larger), many)
+    with pytest.raises(ValueError):
+        forward(dataclasses.replace(spoil(larger, "tokens", 0, 9), page_tables=()))
+    assert torch.equal(forward(larger), many)
+    assert torch.equal(forward(batch), changed)
+
+
 def test_no_rows_are_no_error(cpu):
     traits = llama_traits()
     decoder, pages = cpu.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32)
