@@ -10,8 +10,6 @@ from dataclasses import asdict
 
 import numpy as np
 
-from app.blindcheck.guess import features, guess
-from app.blindcheck.play import arena, battles, visitor
 from app.blindcheck.search import leaks
 from app.errors import BadInput
 
@@ -37,6 +35,10 @@ def blindcheck(args: argparse.Namespace) -> int:
     """Exit status 1 where a name was sent, or the times tell the sides apart."""
     if args.battles < FEWEST:
         raise BadInput(f"--battles must be at least {FEWEST}: fewer say nothing")
+    # statistics and a server, for which the other commands need not wait
+    from app.blindcheck.guess import features, guess
+    from app.blindcheck.play import arena, battles, visitor
+
     rng = random.Random(args.seed)
     with (
         arena(args.source, args.slow_ms, args.tokens) as setting,

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scipy.stats import chi2
+from scipy.special import chdtrc
 
 from app.votes.honesty.casts import Cast
 
@@ -84,7 +84,7 @@ class Record:
         self.votes += 1
         self.statistic -= 2 * math.log(p)
         if self.votes in self.looks:
-            tail = float(chi2.sf(self.statistic, 2 * self.votes))
+            tail = float(chdtrc(2 * self.votes, self.statistic))
             if tail < alpha / LOOKS:
                 self.finding = Finding(cast.visitor, self.votes, tail)
         if not self.finding:

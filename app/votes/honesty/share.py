@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from scipy.stats import hypergeom
+from math import comb
 
 NEWEST, BEFORE = 50, 500
 LEVEL = 0.001  # how rarely the alarm may ring by chance alone
@@ -26,7 +25,8 @@ def alarm(counted: Sequence[bool]) -> Alarm | None:
     if len(newest) < NEWEST or len(before) < NEWEST:
         return None
     total, good = len(newest) + len(before), sum(newest) + sum(before)
-    p = float(hypergeom.cdf(sum(newest), total, good, len(newest)))
+    as_few = sum(comb(good, k) * comb(total - good, len(newest) - k) for k in range(sum(newest) + 1))
+    p = as_few / comb(total, len(newest))
     if p >= LEVEL:
         return None
     return Alarm(sum(newest) / len(newest), sum(before) / len(before), p)
