@@ -1,11 +1,16 @@
-"""Databases for tests: every test that takes `database` runs on a SQLite file and on a real PostgreSQL server."""
+"""Databases for tests: every test that takes `database` runs on a SQLite file and on a real PostgreSQL server.
+
+Their tables are made once and copied: to migrate a new database takes as long as most tests.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +19,22 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from db.connect import Database
+
+FOLDER = tempfile.TemporaryDirectory(prefix="paged-arena-migrated-")
+
+
+@functools.cache
+def migrated_file() -> Path:
+    """A SQLite database with its tables, and nothing in them."""
+    path = Path(FOLDER.name) / "arena.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+def migrate(url: str) -> None:
+    database = Database(url)
+    database.upgrade_to_head()
+    database.close()
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +62,38 @@ def postgresql_url() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request, tmp_path) -> Iterator[str]:
-    """Address of a new database without tables."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/arena.db"
-        return
-    server = request.getfixturevalue("postgresql_url")
+@pytest.fixture(scope="session")
+def migrated_template(postgresql_url) -> Iterator[str]:
+    """The name of a database with its tables, and nothing in them, which others are made after."""
+    with new_database(postgresql_url, "template1") as url:
+        migrate(url)
+        yield make_url(url).database
+
+
+@contextmanager
+def new_database(server: str, template: str) -> Iterator[str]:
+    """The address of a database that is there until the block ends."""
     name = f"test_{uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield make_url(server).set(database=name).render_as_string(hide_password=False)
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request, tmp_path) -> Iterator[str]:
+    """Address of a new database without tables; or with them, for a test that takes `database` as well."""
+    has_tables = "database" in request.fixturenames
+    if request.param == "sqlite":
+        if has_tables:
+            shutil.copy(migrated_file(), tmp_path / "arena.db")
+        yield f"sqlite:///{tmp_path}/arena.db"
+        return
+    server = request.getfixturevalue("postgresql_url")
+    template = request.getfixturevalue("migrated_template") if has_tables else "template1"
+    with new_database(server, template) as url:
+        yield url
 
 
 @pytest.fixture
@@ -73,6 +113,4 @@ def connect(empty_url) -> Iterator[Callable[..., Database]]:
 @pytest.fixture
 def database(connect) -> Database:
     """With its tables, and nothing in them."""
-    database = connect()
-    database.upgrade_to_head()
-    return database
+    return connect()

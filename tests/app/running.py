@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from app.services import Services, build_services
 from app.web import create_app
 from db import queries
 from db.connect import Database
+from tests.databases import migrated_file
 
 T = TypeVar("T")
 
@@ -96,7 +98,10 @@ def without_views(services: Services):
 
 def fill(url: str, models: Sequence[tuple[str, str]], sampling: dict[str, Any]) -> None:
     database = Database(url)
-    database.upgrade_to_head()
+    if database.is_sqlite and not Path(database.url.database).exists():
+        shutil.copy(migrated_file(), database.url.database)
+    else:
+        database.upgrade_to_head()
     with database.session() as session:
         known = {model.name for model in queries.models(session, retired=True)}
         for name, source in models:
