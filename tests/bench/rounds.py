@@ -50,12 +50,8 @@ def ours(*, apart: Path | None = None, precision: str | None = None, settings: S
     `precision` is that of the weights, where they are not of the engine's dtype.
     """
 
-    @functools.cache
-    def start_once() -> None:
-        EngineChild(settings).close()  # the kernels are compiled at the first start
-
     def measure_ours(load: Load, warm_up: Load, log: Path) -> Record:
-        start_once()
+        start_ours_once(tuple(settings))
         began = time.perf_counter()
         sources = [SOURCE, f"path:{apart}" if apart else SOURCE][: 2 if load.name == "W4" else 1]
         with closing(EngineChild(settings)) as child:
@@ -67,6 +63,12 @@ def ours(*, apart: Path | None = None, precision: str | None = None, settings: S
 
     name, loads = (APART, ("W4",)) if apart else (INT8 if precision else OURS, LOADS)
     return Contestant(name, precision or "bf16", commit(), measure_ours, loads)
+
+
+@functools.cache
+def start_ours_once(settings: tuple[str, ...]) -> None:
+    """The kernels are compiled at the first start."""
+    EngineChild(settings).close()
 
 
 def contestant(peer: Peer, place: Place) -> Contestant:

@@ -139,11 +139,10 @@ def test_server_and_what_it_started_are_gone_when_it_is_closed(tmp_path):
 def test_our_engine_fights_battles_with_one_checkpoint_or_two(monkeypatch, results):
     monkeypatch.setattr(rounds, "SOURCE", f"path:{tiny_folder()}")
     settings = ("--kv-memory-bytes", "16777216", "--backend", "reference", "--threads", "1")
-    engines = [ours(settings=settings), ours(apart=tiny_folder("gemma3"), settings=settings)]
-    records = list(run(engines, ("W1", "W4"), 1, results, load_of))
-    assert [(each["engine"], each["load"]) for each in records] == [(OURS, "W1"), (OURS, "W4"), (APART, "W4")]
-    engines = [ours(precision="int8", settings=settings)]
-    records += run(engines, ("W1",), 1, results, load_of)
-    assert (records[-1]["engine"], records[-1]["precision"]) == (INT8, "int8")
+    apart = ours(apart=tiny_folder("gemma3"), settings=settings)
+    records = list(run([ours(settings=settings), apart], ("W4",), 1, results, load_of))
+    records += run([ours(precision="int8", settings=settings), apart], ("W1",), 1, results, load_of)
+    assert [(each["engine"], each["load"]) for each in records] == [(OURS, "W4"), (APART, "W4"), (INT8, "W1")]
+    assert [each["precision"] for each in records] == ["bf16", "bf16", "int8"]
     assert {each["errors"] for each in records} == {0}
     assert {each["output_tokens"] for each in records} == {12, 24}

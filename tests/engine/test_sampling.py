@@ -17,7 +17,8 @@ def row(seed=0, prompt=(), output=(), banned=(), **settings) -> SamplingRow:
 def plain_choice(logits: torch.Tensor, row: SamplingRow) -> int:
     """The definition: sort everything, filter, renormalise, invert the cumulative distribution at the row's number."""
     params = row.params
-    order = sorted(range(len(logits)), key=lambda token: (-logits[token].item(), token))
+    values = logits.tolist()
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
     scaled = (logits[order].double() - logits.max().double()) / params.temperature
     weights = scaled.exp()
     kept = int((weights >= params.min_p).sum())

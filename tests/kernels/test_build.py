@@ -54,17 +54,24 @@ def test_another_instruction_set_or_source_is_another_file(tmp_path, counting_co
 def test_of_two_processes_that_start_at_once_one_builds_and_both_get_a_whole_library(tmp_path):
     if (compiler := shutil.which("c++")) is None:
         pytest.skip("no C++ compiler")
-    calls = tmp_path / "calls"
-    fake_compiler(tmp_path, f'echo "$*" >> {calls}; exec {compiler} "$@" -O0')  # the real one, quicker
-    load = "import ctypes, pathlib, sys; from kernels.cpu import build; cache = pathlib.Path(sys.argv[1])"
-    load += "; path = build.shared_object('scalar', cache); ctypes.CDLL(str(path)).arena_isa; print(path)"
-    command = [sys.executable, "-c", load, str(tmp_path / "cache")]
+    calls, cache, sources = tmp_path / "calls", tmp_path / "cache", tmp_path / "sources"
+    # the real one, and slow enough that they meet
+    fake_compiler(tmp_path, f'case "$*" in *kernels.cpp*) echo call >> {calls}; sleep 1;; esac; exec {compiler} "$@"')
+    sources.mkdir()
+    (sources / "kernels.cpp").write_text('extern "C" __attribute__((visibility("default"))) void arena_isa() {}')
+    load = (
+        "import ctypes, pathlib; from kernels.cpu import build;"
+        f"build.SOURCE_FOLDER = pathlib.Path({str(sources)!r});"
+        f"path = build.shared_object('scalar', pathlib.Path({str(cache)!r}));"
+        "ctypes.CDLL(str(path)).arena_isa; print(path)"
+    )
+    command = [sys.executable, "-c", load]
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     paths = {process.communicate(timeout=240)[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]
-    assert [str(path) for path in (tmp_path / "cache").iterdir()] == list(paths)  # one file, and no litter
-    assert calls.read_text().count("kernels.cpp") == 1
+    assert [str(path) for path in cache.iterdir()] == list(paths)  # one file, and no litter
+    assert calls.read_text() == "call\n"
 
 
 def test_without_a_compiler_the_reference_takes_over_and_the_log_says_why(tmp_path, monkeypatch, caplog):
