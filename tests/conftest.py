@@ -3,14 +3,29 @@
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whoever does
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker has one processor: threads of two would wait for one another
 
 import pytest
 
 pytest_plugins = ["tests.databases"]
 
-LONG_FILES = ("test_correctness.py", "test_core_properties.py", "test_battle.py")
+LONG_FILES = (
+    "engine/test_correctness.py",
+    "kernels/test_step_runner.py",
+    "engine/test_server.py",
+    "triton/test_ops.py",
+    "app/test_battle_flow.py",
+    "app/test_failures.py",
+    "engine/test_server_process.py",
+    "triton/test_compile_ahead.py",
+    "app/test_cli.py",
+    "engine/test_borrowed.py",
+    "bench/test_rounds.py",
+    "engine/test_core_properties.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long files first, lest one worker be left with them when the other has nothing more to do."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    """The long files first, the longest before all, lest one worker be left with them when the other has no more."""
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
