@@ -49,6 +49,7 @@ from db.errors import DatabaseError
 
 FOLLOWED_SECONDS = 3.0  # for which a change is watched in the running arena
 NOT_RUNNING = "no arena runs on this data folder"
+WIDEST_STATE, CUT = 60, "…"  # characters of it in a listing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,12 +207,20 @@ def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
         print(json.dumps(document, ensure_ascii=False, indent=2))
         return 0
     rows = [(model.name, state_words(model), checkpoint_words(model)) for model in (models if many else [models])]
+    if many:
+        rows = [(name, in_short(state), source) for name, state, source in rows]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     for name, state, source in rows:
         print(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {source}")
     if not rows:
         print("No models yet: arena models add NAME SOURCE")
+    if any(state.endswith(CUT) for _, state, _ in rows):
+        print("--json has the reasons whole.", file=sys.stderr)
     return 0
+
+
+def in_short(state: str) -> str:
+    return state if len(state) <= WIDEST_STATE else state[: WIDEST_STATE - len(CUT)] + CUT
 
 
 def checkpoint_words(model: ModelView) -> str:

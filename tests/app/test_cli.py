@@ -181,6 +181,10 @@ def test_a_running_arena_follows_the_command_line(arena, tmp_path):
         assert status == 1 and "is 1,001 tokens" in err and "allows 1,000" in err
         engine.failures["path:/alpha"] = "it rusted"
         until(lambda: "alpha" in arena("models", "list")[1] and "it rusted" in arena("models", "list")[1])
+        engine.failures["path:/alpha"] = "rust, " * 20
+        until(lambda: "rust, rust" in arena("models", "list")[1])
+        assert len(arena("models", "list")[1].splitlines()[0]) < 100
+        assert "rust, " * 20 in arena("models", "list", "--json")[1]
         note.close()
         assert "no arena runs" in arena("models", "list")[1]
 
