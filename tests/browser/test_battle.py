@@ -286,7 +286,7 @@ def test_reader_who_scrolls_up_is_left_alone_and_can_jump_to_the_end(site, open_
 @pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
 def test_newest_words_stay_in_view_when_the_vote_bar_and_the_names_take_their_room(site, open_site, engine, phone):
     for name in ("alpha", "beta"):
-        engine.say(name, "line\n\n" * 80)
+        engine.say(name, "line\n" * 80)
     visit = open_site(site, phone=phone).ask()
     at_the_end = (
         "[...document.querySelectorAll('.scroll')].every((s) => s.scrollHeight - s.scrollTop - s.clientHeight < 2)"
@@ -297,7 +297,7 @@ def test_newest_words_stay_in_view_when_the_vote_bar_and_the_names_take_their_ro
 
 def test_reader_who_has_scrolled_up_stays_there_when_the_vote_bar_comes(site, open_site, engine):
     for name in ("alpha", "beta"):
-        engine.say(name, Script.of("line\n\n" * 80, size=60, pause_seconds=0.02))
+        engine.say(name, Script.of("line\n" * 160, size=60, pause_seconds=0.02))
     visit = open_site(site).ask(until="streaming")
     visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
     visit.page.evaluate("document.querySelector('#chat-a .scroll').scrollTop = 0")
