@@ -7,8 +7,9 @@ from kernels.reference import ReferenceBackend
 from tests.kernels.comparison import TRAITS, differences
 from tests.kernels.decoders import llama_traits
 
-PAST = (((0, 17, 0), (1, 16, 0), (2, 300, 0), (3, 40, 0)),)
-STEP = ((2, 1, 300), (0, 7, 17), (1, 1, 16), (3, 1, 40), (4, 1, 0))  # decodes, one over two spans, beside prefills
+PAST = (((0, 30, 0), (1, 16, 0), (2, 300, 0), (3, 40, 0)),)
+# decodes, one over two spans, beside prefills, one into the next block
+STEP = ((2, 1, 300), (0, 3, 30), (1, 1, 16), (3, 1, 40), (4, 1, 0))
 SHAPES = [name for name in TRAITS if name != "llama, 16, odd sizes"]
 
 # The interpreter cuts bf16 where a GPU rounds, which doubles what one value may be off by.
