@@ -6,7 +6,8 @@ Every experiment is a list of runs (one simulation each, spread over the process
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +72,17 @@ def simulate_all(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The same of each, on all processors: every part of a run is a world of its own."""
     parts = [(run, requests, part) for run in runs for part, requests in enumerate(parts_of(run))]
     with ProcessPoolExecutor(min(len(parts), len(os.sched_getaffinity(0)))) as pool:
-        found = list(pool.map(figures_of, *zip(*parts, strict=True)))
+        found = list(counted(pool.map(figures_of, *zip(*parts, strict=True)), len(parts)))
     return [summary(run, [each for each, (of, *_) in zip(found, parts, strict=True) if of is run]) for run in runs]
+
+
+def counted(found: Iterable[Figures], total: int) -> Iterator[Figures]:
+    """Passes them on; in a terminal, a line says how many there are, and goes with the last."""
+    for done, figures in enumerate(found, 1):
+        if sys.stderr.isatty():
+            line = f"{done:,} of {total:,} simulations" if done < total else ""
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        yield figures
 
 
 def parts_of(run: Run) -> list[int]:

@@ -1,7 +1,9 @@
 """The paper's experiments on the real scheduler and pool, and that the shortcuts of the simulation change nothing."""
 
 import argparse
+import io
 import json
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +11,17 @@ import pytest
 from engine.__main__ import main, parser
 from engine.kv.reserved import POLICIES
 from engine.simulate import command, experiments
-from engine.simulate.experiments import BEAM_TURNOVER, FIG2, FIG13, FIG15, FIG15_BEAMS, FIG16, Run, simulate
+from engine.simulate.experiments import (
+    BEAM_TURNOVER,
+    FIG2,
+    FIG13,
+    FIG15,
+    FIG15_BEAMS,
+    FIG16,
+    Run,
+    simulate,
+    simulate_all,
+)
 from engine.simulate.machines import MACHINES, Machine
 from engine.simulate.simulation import Ask, Simulation, asks_of, blocks_up_to
 from engine.simulate.traces import TRACES, arrivals, lengths
@@ -204,6 +216,14 @@ def test_json_is_one_document_of_the_four_policies(capsys, tmp_path):
         assert {"token", "reserved", "internal", "external", "batch"} <= set(figures)
     assert "paper" in err and "assumed" in err
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+
+def test_a_terminal_is_told_how_far_it_is(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    simulate_all([Run(trace="alpaca", samples=samples, requests=600 // samples, seed=1) for samples in (4, 6)])
+    assert terminal.getvalue() == "\r\033[K1 of 2 simulations\r\033[K"
 
 
 def test_any_machine_trace_rate_and_policy_can_be_asked_for(capsys):
