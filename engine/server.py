@@ -372,6 +372,8 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 server.app(),
+                loop="auto",  # uvloop, which the engine's thread wakes without letting go of the interpreter
+                http="h11",  # bounds the head of a request; httptools would read on, and lose bodies that offer h2c
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -448,6 +448,20 @@ def test_body_over_the_limit_is_refused_unread(http, announced):
     assert "8,388,608" in refused.json()["error"]["message"]
 
 
+def test_head_without_an_end_is_not_read_to_the_end(engine):
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection, pytest.raises(OSError):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        for _ in range(32):
+            connection.sendall(b"x" * 2**20)
+
+
+def test_client_that_offers_another_protocol_is_answered_in_this_one(http):
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+    for headers in (offer, {}):
+        assert http.post("/tokenize", json={"model": "llama", "prompt": "the"}, headers=headers).status_code == 200
+
+
 def test_connections_that_say_nothing_or_half_a_request_hurt_nobody(engine):
     address = engine.url.removeprefix("http://").split(":")
     idle = [socket.create_connection((address[0], int(address[1]))) for _ in range(50)]
