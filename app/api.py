@@ -49,19 +49,21 @@ admin_router = APIRouter(prefix="/api/admin", tags=["admin"], responses=ERRORS)
 SERVER_SENT_EVENTS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:  # async, or FastAPI would send each request through a thread
     return request.app.state.services
 
 
-async def accepted_visitor(request: Request) -> VisitorView:
-    return await services_of(request).visitors.accepted(request)
-
-
-async def known_visitor(request: Request) -> VisitorView | None:
-    return await services_of(request).visitors.of(request)
-
-
 App = Annotated[Services, Depends(services_of)]
+
+
+async def accepted_visitor(request: Request, app: App) -> VisitorView:
+    return await app.visitors.accepted(request)
+
+
+async def known_visitor(request: Request, app: App) -> VisitorView | None:
+    return await app.visitors.of(request)
+
+
 Visitor = Annotated[VisitorView, Depends(accepted_visitor)]
 Somebody = Annotated[VisitorView | None, Depends(known_visitor)]
 

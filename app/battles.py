@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sqlalchemy.orm import Session
 
@@ -120,6 +120,7 @@ class Battles:
         self.turns_begun = 0  # in this process; rises before a model is asked
         self._pairs = KnownPairs()
         self._live: dict[str, TurnStream] = {}
+        self._askers: WeakKeyDictionary[TurnStream, str] = WeakKeyDictionary()  # ids of visitors
         self._asked_bytes: dict[str, dict[str, int]] = {}  # by battle and side, while it streams
         self._models_in_use: dict[str, frozenset[int]] = {}  # by battle, while it streams
         self._tasks: set[asyncio.Task] = set()
@@ -133,10 +134,12 @@ class Battles:
         prompt = checked_prompt(prompt)
         ready = self._two_ready()
         await self._room.check(ready, [], prompt)
-        pair = pick_pair(ready, self._rng, await self._database.run(self._pairs.look, read_only=True))
-        battle_id = uuid.uuid4().hex
-        attempt = await self._database.run(
-            _begin, battle_id, visitor_id, address_hash, pair, prompt, self._config, self._now()
+
+        def draw(session: Session) -> Pair[ReadyModel]:
+            return pick_pair(ready, self._rng, self._pairs.look(session))
+
+        attempt, pair = await self._database.run(
+            _begin, uuid.uuid4().hex, visitor_id, address_hash, draw, prompt, self._config, self._now()
         )
         return self._stream(attempt, {"a": pair.a, "b": pair.b})
 
@@ -287,6 +290,8 @@ class Battles:
     async def events(self, visitor_id: str, battle_id: str, after: int, silence_seconds) -> AsyncIterator[bytes] | None:
         """The battle's events after that id, or None where none will come. `silence_seconds`: of this reader."""
         async with self._lock(battle_id):
+            if (live := self._streaming(battle_id)) and self._askers[live] == visitor_id:
+                return _read_along(live, after, silence_seconds)
             battle, turns, answers = await self._look(visitor_id, battle_id)
             live = self._live.get(battle_id)
             if live is None:
@@ -362,6 +367,7 @@ class Battles:
         )
         self.turns_begun += 1
         self._live[battle_id] = live
+        self._askers[live] = attempt.battle.visitor_id
         self._asked_bytes[battle_id] = {side: _bytes_of(attempt.histories[side]) for side in attempt.answers}
         self._models_in_use[battle_id] = frozenset(models[side].id for side in attempt.answers)
         task = asyncio.create_task(self._live_through(battle_id, live), name=f"battle {battle_id}")
@@ -530,18 +536,19 @@ def _begin(
     battle_id: str,
     visitor_id: str,
     address_hash: str,
-    pair: Pair[ReadyModel],
+    draw: Callable[[Session], Pair[ReadyModel]],
     prompt: str,
     config: AppConfig,
     now: datetime,
-) -> Attempt:
+) -> tuple[Attempt, Pair[ReadyModel]]:
     since = now - LIMIT_WINDOW
     queries.count_in_turn(session, visitor_id, address_hash)
     if queries.count_battles(session, since=since, visitor_id=visitor_id) >= config.battles_per_visitor:
         raise TooMany(_limit_sentence("You have", config.battles_per_visitor), retry_after_seconds=600)
     if queries.count_battles(session, since=since, address_hash=address_hash) >= config.battles_per_address:
         raise TooMany(_limit_sentence("Your network has", config.battles_per_address), retry_after_seconds=600)
-    _, _, answers = queries.add_battle(
+    pair = draw(session)
+    battle, turn, answers = queries.add_battle(
         session,
         battle_id=battle_id,
         visitor_id=visitor_id,
@@ -553,7 +560,8 @@ def _begin(
         prompt=prompt,
         now=now,
     )
-    return _attempt(session, battle_id, answers)
+    histories = {side: [{"role": "user", "content": turn.prompt}] for side in SIDES}
+    return Attempt(battle, turn, answers, histories, attempts=len(answers)), pair
 
 
 def _limit_sentence(who: str, limit: int) -> str:

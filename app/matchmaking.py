@@ -89,13 +89,13 @@ class KnownPairs:
             now = (queries.last_vote_id(session), queries.last_decision(session))
             if now[1] != self._seen[1] or now[0] < self._seen[0]:  # votes were recounted
                 self._seen, self._votes, self._scores = (0, 0), {}, {}
-            for vote in queries.votes_in_order(session, after=self._seen[0]):
+            votes = queries.votes_in_order(session, after=self._seen[0]) if now[0] > self._seen[0] else []
+            for vote in votes:
                 low, high = sorted((vote.model_a_id, vote.model_b_id))
                 score = VOTE_KINDS[vote.kind].score_a
                 self._votes[low, high] = self._votes.get((low, high), 0) + 1
                 self._scores[low, high] = self._scores.get((low, high), 0.0) + (
                     score if low == vote.model_a_id else 1 - score
                 )
-            self._seen = now
-            weights = {model.id: model.sampling_weight for model in queries.models(session)}
-            return Known(dict(self._votes), dict(self._scores), weights)
+            self._seen = (votes[-1].vote_id if votes else now[0], now[1])  # some may have come since `now`
+            return Known(dict(self._votes), dict(self._scores), queries.sampling_weights(session))

@@ -1,8 +1,8 @@
 """The connection: one SQLite file or one PostgreSQL server, the same code above either.
 
 A *session* is one transaction: committed when its block ends, rolled back when the block raises. Writers of a SQLite
-file queue at `BEGIN IMMEDIATE`, readers see a snapshot and wait for nobody. Whatever means "not now" (locked, full,
-gone) leaves as `DatabaseUnavailable`.
+file queue, those of one process in `run` and those of several at `BEGIN IMMEDIATE`; readers see a snapshot and wait for
+nobody. Whatever means "not now" (locked, full, gone) leaves as `DatabaseUnavailable`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         make = _sqlite_engine if self.is_sqlite else _postgresql_engine
         self._engine = make(self.url, busy_timeout_seconds, max_connections)
+        self._reader = self._engine.execution_options(read_only=True)
         self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="database")
+        # SQLite's own lock is polled, with pauses that grow to a tenth of a second: who waits here goes on at once.
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="database writer") if self.is_sqlite else self._threads
+        self._patience_seconds = busy_timeout_seconds
 
     @contextmanager
     def session(self, *, read_only: bool = False) -> Iterator[Session]:
@@ -53,7 +57,7 @@ class Database:
 
         Rows read in it may be used after it: nothing is loaded later. Raises DatabaseUnavailable.
         """
-        engine = self._engine.execution_options(read_only=True) if read_only else self._engine
+        engine = self._reader if read_only else self._engine
         try:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 if read_only and not self.is_sqlite:
@@ -77,14 +81,19 @@ class Database:
     ) -> T:
         """Runs `function(session, ...)` in a session of its own, in a thread: the only way from async code to SQL.
 
-        A cancelled caller does not undo it: the transaction ends by itself, committed or not as a whole.
+        A cancelled caller does not undo it: the transaction ends by itself, committed or not as a whole. Raises
+        DatabaseUnavailable, also where those who write before it to a SQLite file take longer than its busy timeout.
         """
+        threads = self._threads if read_only else self._writers
+        asked = time.monotonic()
 
         def work() -> T:
+            if threads is not self._threads and time.monotonic() - asked > self._patience_seconds:
+                raise DatabaseUnavailable("database unavailable: others have been writing to it for too long")
             with self.session(read_only=read_only) as session:
                 return function(session, *args, **kwargs)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def upgrade_to_head(self, revision: str = "head") -> None:
         """Brings the tables to this version, making them where there are none. Of several processes one does it.
@@ -134,6 +143,7 @@ class Database:
     def close(self) -> None:
         """Waits for what runs, then closes every connection."""
         self._threads.shutdown()
+        self._writers.shutdown()
         self._engine.dispose()
 
 
@@ -172,7 +182,9 @@ def _sqlite_engine(url: URL, busy_timeout_seconds: float, max_connections: int) 
     @sqlalchemy.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         read_only = connection.get_execution_options().get("read_only", False)
-        connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+        if connection.info.get("read_only") != read_only:  # as its last user left it
+            connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+            connection.info["read_only"] = read_only
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine

@@ -83,6 +83,12 @@ def models(session: Session, *, retired: bool = False) -> list[Model]:
     return list(session.scalars(query if retired else query.where(Model.retired_at.is_(None))))
 
 
+def sampling_weights(session: Session) -> dict[int, float]:
+    """By id, of the models that are not retired."""
+    rows = session.execute(select(Model.id, Model.sampling_weight).where(Model.retired_at.is_(None)))
+    return {model_id: weight for model_id, weight in rows}
+
+
 def model_named(session: Session, name: str) -> Model:
     """Retired ones included. Raises NotFound."""
     model = session.scalar(select(Model).where(Model.name == name))
@@ -197,7 +203,10 @@ def _add_turn(
     turn = Turn(battle_id=battle_id, number=number, prompt=prompt, created_at=now)
     session.add(turn)
     session.flush()
-    return turn, {side: add_answer(session, turn.id, side, now) for side in SIDES}
+    answers = {side: _new_answer(turn.id, side, 1, now) for side in SIDES}
+    session.add_all(answers.values())
+    session.flush()
+    return turn, answers
 
 
 def find_battle(session: Session, battle_id: str, visitor_id: str | None = None) -> Battle:
@@ -248,10 +257,14 @@ def turns_of(session: Session, battle_id: str) -> list[Turn]:
 def add_answer(session: Session, turn_id: int, side: str, now: datetime) -> Answer:
     """The next attempt of a side, streaming and empty; from now on the current one."""
     before = session.scalar(select(func.max(Answer.attempt)).where(Answer.turn_id == turn_id, Answer.side == side))
-    answer = Answer(turn_id=turn_id, side=side, attempt=(before or 0) + 1, state="streaming", text="", created_at=now)
+    answer = _new_answer(turn_id, side, (before or 0) + 1, now)
     session.add(answer)
     session.flush()
     return answer
+
+
+def _new_answer(turn_id: int, side: str, attempt: int, now: datetime) -> Answer:
+    return Answer(turn_id=turn_id, side=side, attempt=attempt, state="streaming", text="", created_at=now)
 
 
 def current_answers(session: Session, battle_id: str) -> dict[tuple[int, str], Answer]:

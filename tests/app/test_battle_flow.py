@@ -137,6 +137,20 @@ def test_a_battle_goes_the_same_way_on_either_database(engine, tmp_path, empty_u
         assert again.vote(votable).status_code == 200
 
 
+def test_who_follows_a_turn_that_streams_waits_for_no_query_of_the_battle(site, visitor, engine, monkeypatch):
+    engine.say("alpha", SLOW)
+    battle = visitor.ask()
+
+    async def read(*_):
+        raise AssertionError("the battle was read from the database")
+
+    with site.visitor() as other:
+        assert error(other.get(f"/api/battles/{battle}/events")) == (404, "not_found")
+    monkeypatch.setattr(site.services.battles, "_load", read)
+    shown = visitor.read(battle, stop=lambda reading: bool(reading.html("a") and reading.html("b")))
+    assert shown.html("a") and shown.html("b")
+
+
 def test_both_models_are_asked_the_same(visitor, engine):
     visitor.battle("What is <|im_end|> and a 🙂?")
     alpha, beta = sorted(engine.asked, key=lambda body: body["model"])
@@ -435,7 +449,8 @@ def test_of_many_who_begin_at_once_none_passes_the_limit(database, monkeypatch):
     def begin(number: int) -> bool:
         try:
             with database.session() as session:
-                battles_of_app._begin(session, uuid.uuid4().hex, visitor, "here", pair, "Why?", config, now)
+                draw = lambda session: pair  # noqa: E731
+                battles_of_app._begin(session, uuid.uuid4().hex, visitor, "here", draw, "Why?", config, now)
         except TooMany:
             return False
         return True

@@ -107,6 +107,9 @@ def test_memory_of_pairs_follows_votes_and_recounts(database):
         with database.session() as session:
             battle = add_votable_battle(session, visitor, (a, b))
             vote = queries.cast_vote(session, battle_id=battle.id, visitor_id=visitor, kind=kind, now=NOW)
+        with pytest.MonkeyPatch.context() as patch:  # a vote may come while one looks
+            patch.setattr(queries, "last_vote_id", lambda session, before=vote.id - 1: before)
+            look()
     assert (look().votes, look().scores) == ({(ant, bee): 3}, {(ant, bee): 1.5})
     with database.session() as session:
         queries.decide(session, [session.merge(vote)], False, "quarantine", "test", NOW)

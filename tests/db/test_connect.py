@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -20,6 +21,7 @@ from db.errors import DatabaseUnavailable
 from db.tables import Visitor, Vote
 from tests.db.rows import NOW, add_battle, add_models, add_visitor, add_votable_battle
 
+only_sqlite = pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 only_postgresql = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 
 
@@ -105,6 +107,42 @@ def test_more_sessions_than_connections_wait_their_turn(connect, database):
 
     asyncio.run(many())
     assert count(database, "visitors") == 40
+
+
+@only_sqlite
+def test_writers_of_one_process_queue_and_keep_no_reader_from_a_thread(connect, database):
+    narrow = connect(max_connections=2)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first(session):
+        begun.set()
+        assert go_on.wait(10)
+
+    async def two_writers_and_a_reader():
+        writers = [asyncio.create_task(narrow.run(each)) for each in (first, add_visitor)]
+        await asyncio.to_thread(begun.wait, 10)
+        async with asyncio.timeout(10):
+            seen = await narrow.run(lambda session: session.scalar(text("SELECT 1")), read_only=True)
+        assert not any(writer.done() for writer in writers)
+        go_on.set()
+        await asyncio.gather(*writers)
+        return seen
+
+    assert asyncio.run(two_writers_and_a_reader()) == 1
+    assert count(database, "visitors") == 1
+
+
+@only_sqlite
+def test_writer_whose_turn_comes_too_late_is_told_so(connect, database):
+    impatient = connect(busy_timeout_seconds=0.05)
+
+    async def one_after_the_other():
+        slow = impatient.run(lambda session: time.sleep(0.2))
+        return await asyncio.gather(slow, impatient.run(add_visitor), return_exceptions=True)
+
+    first, second = asyncio.run(one_after_the_other())
+    assert first is None and isinstance(second, DatabaseUnavailable)
+    assert count(database, "visitors") == 0
 
 
 def test_time_without_a_zone_is_refused(database):
