@@ -613,8 +613,8 @@ class Engine:
         self.scheduler.add(model.prefilling)
 
     def _settle(self, model: Model) -> list[int]:
-        """Fills in what the checkpoint decides and returns the tokens to pin: whole blocks only, others cannot be
-        shared. Raises EngineError."""
+        """Fills in what the checkpoint decides and returns the tokens to pin; none, where they do not fill a block.
+        Raises EngineError."""
         runner, space, spec = model.checkpoint.runner, model.checkpoint.space, model.spec
         chat = runner.chat_format(spec.chat_template)
         model.chat_format = chat.name
@@ -630,8 +630,8 @@ class Engine:
             raise CheckpointError(
                 f"system prompt is {len(model.prefix_ids):,} tokens; {spec.name} allows {model.context_length:,}"
             )
-        whole_blocks = len(model.prefix_ids) // BLOCK_TOKENS * BLOCK_TOKENS
-        return model.prefix_ids[:whole_blocks] if self.memory.share_prefixes else []
+        worth_it = self.memory.share_prefixes and len(model.prefix_ids) >= BLOCK_TOKENS
+        return model.prefix_ids if worth_it else []
 
     def _prompt_computed(self, sequence: Sequence) -> None:
         """Of one that wants nothing else: a system prompt, or a prompt to be scored."""

@@ -116,7 +116,7 @@ class KVManager:
         self.pool = pool
         self.blocks = Blocks(pool, page_map)
         self.tables: dict[Sequence, BlockTable] = {}  # of the sequences that run
-        self.pins: set[BlockTable] = set()
+        self.pins: dict[BlockTable, int] = {}  # and how many tokens each holds
         self.spaces: set[CheckpointKV] = set()
         self.pinned_pages = 0  # of distinct blocks
         self.promised_pages = 0
@@ -156,7 +156,8 @@ class KVManager:
 
         `pin` is the prefix it shares, if any. Safe to call from any thread.
         """
-        shared = sum(block.group.pages_per_block for block in pin.held()) if pin else 0
+        full = [column[: pin.published] for column in pin.blocks] if pin else []
+        shared = sum(block.group.pages_per_block for block in present(full))
         needed, possible = space.most_pages(tokens, self._chunk_tokens), self.pool.total - self.pinned_pages + shared
         return (needed, possible) if needed > possible else None
 
@@ -173,6 +174,8 @@ class KVManager:
         if not fits:
             return False
         self._take(sequence, blocks, missing)
+        if not sequence.scored:
+            self._copy_begun(sequence)
         if sequence.cached_tokens is None:
             self._count_served(sequence, 0, sequence.computed)
         return True
@@ -241,11 +244,7 @@ class KVManager:
         for index in range(table.published, full):
             for group, column in enumerate(table.blocks):
                 if (block := column[index]) is not None:
-                    found = table.space.cache.publish(sequence, block, index)
-                    if found is not block:
-                        self.blocks.retain(found)
-                        self.blocks.release(block)
-                        table.put(group, index, found)
+                    self._hold_published(table, group, index, table.space.cache.publish(sequence, block, index))
         table.published = full
 
     def fork(self, sequence: Sequence, child: Sequence) -> bool:
@@ -281,15 +280,21 @@ class KVManager:
     # Pinned prefixes
 
     def pin(self, sequence: Sequence) -> BlockTable | None:
-        """Keeps the blocks of a fully computed sequence of whole blocks until `unpin`: all that a later hit at its end
-        needs. The sequence holds nothing afterwards. None, and nothing changed, where that is too much of the pool."""
+        """Keeps the blocks of a fully computed sequence until `unpin`: all that a later hit at its end needs, which is
+        given a copy of the last one where that is only begun. The sequence holds nothing afterwards. None, where that
+        is too much of the pool."""
         table = sequence.table
-        self._drop_below_windows(table, sequence.computed)
+        begun = sequence.computed - table.published * table.block_tokens
+        self._drop_below_windows(table, sequence.computed - begun)
+        if begun:
+            for group, column in enumerate(table.blocks):
+                found = table.space.cache.publish_begun(sequence, column[-1], table.published, begun)
+                self._hold_published(table, group, table.published, found)
         pages = pages_of([*self.pins, table])
         if pages > MOST_PINNED * self.pool.total:
             return None
         self._keep_promise(table, table.promised)
-        self.pins.add(table)
+        self.pins[table] = sequence.computed
         for block in table.held():
             self.blocks.pin(block)
         self.pinned_pages = pages
@@ -298,7 +303,7 @@ class KVManager:
         return table
 
     def unpin(self, table: BlockTable) -> None:
-        self.pins.remove(table)
+        del self.pins[table]
         for block in table.held():
             self.blocks.pin(block, -1)
         self._release_table(table)
@@ -313,10 +318,8 @@ class KVManager:
             for space in self.spaces
             for group in space.groups
         )
-        empty = sum(
-            (table.capacity - sequence.computed) * table.space.pages_per_bundle
-            for sequence, table in self.tables.items()
-        )
+        filled = [(table, sequence.computed) for sequence, table in self.tables.items()] + list(self.pins.items())
+        empty = sum((table.capacity - tokens) * table.space.pages_per_bundle for table, tokens in filled)
         return 1 - empty / slots if slots else 1.0
 
     def used_pages(self) -> int:
@@ -371,6 +374,26 @@ class KVManager:
         self.promised_pages += promised
         self.tables[sequence] = sequence.table = table
         sequence.computed = table.capacity
+
+    def _copy_begun(self, sequence: Sequence) -> None:
+        """Begins the block behind the cached ones with a copy of one that was kept half full, if there is such."""
+        tokens, kept = sequence.space.cache.begun(sequence, len(sequence.table.blocks[0]))
+        for block in kept:
+            self.blocks.retain(block)  # or it could be evicted for the copy
+        if kept and self.grow(sequence, tokens):
+            for column, block in zip(sequence.table.blocks, kept, strict=True):
+                self.pool.copy(block.pages, column[-1].pages)
+            sequence.computed += tokens
+        for block in kept:
+            self.blocks.release(block)
+
+    def _hold_published(self, table: BlockTable, group: int, index: int, found: Block) -> None:
+        """Has a table hold the one that is found by the hash of its block's content; a duplicate is given back."""
+        block = table.blocks[group][index]
+        if found is not block:
+            self.blocks.retain(found)
+            self.blocks.release(block)
+            table.put(group, index, found)
 
     def _count_served(self, sequence: Sequence, start: int, end: int) -> None:
         """Of the prompt of a request, and once: what a preempted one finds again was computed or served before."""

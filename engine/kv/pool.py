@@ -50,9 +50,11 @@ class PagePool:
         return np.arange(first, first + count, dtype=np.int32)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Writes the content of the pages `source` into the pages `target`, one for one."""
+        """Writes the content of the pages `source` into the pages `target`, one for one: by an index for all of them,
+        which makes a copy between, it would take eight times as long."""
         memory = self.memory
-        memory[torch.from_numpy(target).long()] = memory[torch.from_numpy(source).long()]
+        for old, new in zip(source.tolist(), target.tolist(), strict=True):
+            memory[new].copy_(memory[old])
 
     def give(self, pages: np.ndarray) -> None:
         """The opposite of `take`; the content stays until the page is taken again."""

@@ -2,6 +2,7 @@
 
 The hash of a block is sha256 over its parent's hash and its tokens, so it stands for the whole prefix; the first
 parent is the root, which stands for everything else the KV depends on: weights, type, geometry, windows, tenant.
+Full blocks are shared. Of one that is only begun, the end of a system prompt, everybody gets a copy to go on in.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class PrefixCache:
         self._groups = groups
         self._blocks = blocks
         self._block_tokens = block_tokens
+        self._begun: set[int] = set()  # how many tokens the blocks that were published half full hold
 
     def match(self, sequence: Sequence) -> int:
         """Blocks of the longest prefix that every group can serve; the last token is always left to compute.
@@ -55,18 +57,37 @@ class PrefixCache:
             table.append([None] * first + [group.published[h] for h in sequence.block_hashes[first:hit]])
         return table
 
+    def begun(self, sequence: Sequence, hit: int) -> tuple[int, list[Block]]:
+        """The longest beginning of the block behind a matched prefix: its tokens, and by group who holds them; none: 0.
+        Takes no reference."""
+        most = sequence.length - 1 - hit * self._block_tokens
+        for tokens in sorted((each for each in self._begun if each <= most), reverse=True):
+            key = self._hash(sequence, hit, tokens)
+            if all(key in group.published for group in self._groups):
+                return tokens, [group.published[key] for group in self._groups]
+        return 0, []
+
     def publish(self, sequence: Sequence, block: Block, index: int) -> Block:
         """As `Blocks.publish`, of the block at this place in the sequence."""
         return self._blocks.publish(block, self._hashes(sequence, index + 1)[index])
 
+    def publish_begun(self, sequence: Sequence, block: Block, index: int, tokens: int) -> Block:
+        """The same of one that holds so many tokens, and is never written again."""
+        self._begun.add(tokens)
+        return self._blocks.publish(block, self._hash(sequence, index, tokens))
+
     def _hashes(self, sequence: Sequence, count: int) -> list[bytes]:
         """At least the first `count` hashes of the sequence, each computed once in its life."""
-        hashes, size = sequence.block_hashes, self._block_tokens
+        hashes = sequence.block_hashes
         for index in range(len(hashes), count):
-            parent = hashes[-1] if hashes else salted(self._root, sequence.salt)
-            tokens = sequence.tokens[index * size : (index + 1) * size]
-            hashes.append(sha256(parent + tokens.tobytes()).digest())
+            hashes.append(self._hash(sequence, index, self._block_tokens))
         return hashes
+
+    def _hash(self, sequence: Sequence, index: int, tokens: int) -> bytes:
+        """Of the first `tokens` tokens of this block, behind all before it, whose hashes are known."""
+        parent = sequence.block_hashes[index - 1] if index else salted(self._root, sequence.salt)
+        start = index * self._block_tokens
+        return sha256(parent + sequence.tokens[start : start + tokens].tobytes()).digest()
 
 
 class NothingShared:
@@ -81,7 +102,13 @@ class NothingShared:
     def held(self, sequence: Sequence, hit: int) -> list[list[Block | None]]:
         return [[] for _ in self._groups]
 
+    def begun(self, sequence: Sequence, hit: int) -> tuple[int, list[Block]]:
+        return 0, []
+
     def publish(self, sequence: Sequence, block: Block, index: int) -> Block:
+        return block
+
+    def publish_begun(self, sequence: Sequence, block: Block, index: int, tokens: int) -> Block:
         return block
 
 

@@ -371,8 +371,7 @@ def test_a_system_prompt_is_computed_once_and_found_by_every_chat(geometry):
     rig.put("a", system_prompt=SYSTEM_PROMPT)
     (status,) = rig.engine.models()
     pinned = rig.engine.kv()["pages"]["pinned"]
-    whole_blocks = status.system_prompt_tokens // 16 * 16
-    assert whole_blocks >= 48 and pinned > 0
+    assert status.system_prompt_tokens >= 48 and status.system_prompt_tokens % 16 and pinned > 0
     for seed in range(30):  # enough others to evict all that can be
         rig.generate("a", words(100, seed), max_tokens=20)
     assert rig.engine.kv()["evicted_blocks"] > 0
@@ -380,7 +379,7 @@ def test_a_system_prompt_is_computed_once_and_found_by_every_chat(geometry):
         [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "What is a page?"}]
     )
     answer = rig.generate("a", chat, max_tokens=20)
-    assert answer.last.cached_tokens == whole_blocks
+    assert answer.last.cached_tokens == status.system_prompt_tokens, "its last block is begun, and was copied"
     assert answer.token_ids == answer.expected()
     rig.engine.delete_model("a")
     rig.drain()
@@ -939,7 +938,7 @@ def test_kv_counts_every_page_once_and_names_who_holds_it():
     assert kv["models"]["a"]["tokens"] + kv["models"]["b"]["tokens"] == held
     assert 0.5 < kv["slot_utilisation"] < 1
     rig.drain()
-    assert rig.engine.kv()["slot_utilisation"] == 1.0
+    assert 0.9 < rig.engine.kv()["slot_utilisation"] < 1, "the last block of the system prompt is begun"
     assert rig.engine.kv()["window_blocks_freed"] > 0
 
 

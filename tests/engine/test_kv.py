@@ -245,6 +245,65 @@ def test_a_pinned_prefix_survives_any_pressure_and_is_hit_whole(geometry, chunk)
     assert kv.used_pages() == kv.pinned_pages == 0
 
 
+@pytest.mark.parametrize("geometry", [FULL, HYBRID, SLIDING, TWO_WINDOWS])
+@pytest.mark.parametrize("begun", [1, 9, 15])
+def test_a_begun_block_that_is_pinned_is_copied_by_who_goes_on_from_it(geometry, begun):
+    kv = manager(pages=200)
+    space = kv.add_checkpoint("a", geometry)
+    pin = kv.pin(compute(kv, space, LONG[: 64 + begun]))
+    for number, column in enumerate(pin.blocks, 1):
+        kv.pool.memory[column[4].pages] = number
+    first, second = (compute(kv, space, [*LONG[: 64 + begun], *other], 1) for other in ([1, 2, 3], [4] * 20))
+    for sequence in (first, second):
+        assert sequence.cached_tokens == 64 + begun
+        for column, kept in zip(sequence.table.blocks, pin.blocks, strict=True):
+            assert column[3] is kept[3] and column[4] is not kept[4]
+            assert np.array_equal(kv.pool.memory[column[4].pages], kv.pool.memory[kept[4].pages]), "not its content"
+    for sequence in (first, second):
+        kv.release(sequence)
+    kv.unpin(pin)
+    kv.check_integrity()
+    assert kv.used_pages() == 0
+
+
+def test_a_begun_block_is_copied_only_behind_the_same_tokens_and_for_the_same_tenant():
+    kv = manager(pages=200)
+    space = kv.add_checkpoint("a", FULL)
+    kv.pin(compute(kv, space, LONG[:40]))
+    other, within, salted_one = (Sequence(space, each, 5) for each in ([*LONG[:39], 0, 1], LONG[:40], LONG[:50]))
+    salted_one.salt = "one"
+    for sequence, found in ((other, 32), (within, 32), (salted_one, 0)):
+        assert kv.admit(sequence, alone=True)
+        assert sequence.cached_tokens == found
+
+
+def test_the_longest_of_several_begun_blocks_is_copied():
+    kv = manager(pages=200)
+    space = kv.add_checkpoint("a", FULL)
+    for length in (35, 44, 38):
+        kv.pin(compute(kv, space, LONG[:length]))
+    assert compute(kv, space, [*LONG[:44], 1], 1).cached_tokens == 44
+    assert compute(kv, space, [*LONG[:43], 1], 1).cached_tokens == 38
+
+
+def test_a_begun_block_is_not_evicted_for_its_own_copy():
+    kv = manager(pages=10)
+    space = kv.add_checkpoint("a", FULL)
+    kv.unpin(kv.pin(compute(kv, space, LONG[:24])))  # two cached blocks, of two pages each
+    compute(kv, space, [1] * 48)  # takes all the others
+    sequence = compute(kv, space, LONG[:30], 1)
+    assert sequence.cached_tokens == 16
+    assert kv.pool.free == kv.blocks.cached_pages == 0
+
+
+def test_a_request_is_refused_where_only_the_copied_block_of_its_prefix_would_fit():
+    kv = manager(pages=20)
+    space = kv.add_checkpoint("a", FULL)
+    pin = kv.pin(compute(kv, space, LONG[:40]))  # six pages, of which it shares four
+    assert kv.refusal(space, 144, pin) is None
+    assert kv.refusal(space, 145, pin) == (20, 18)
+
+
 def test_removing_a_checkpoint_gives_back_all_its_pages():
     kv = manager(pages=60)
     first, second = kv.add_checkpoint("a", HYBRID), kv.add_checkpoint("b", FULL)
