@@ -55,7 +55,7 @@ def settings_of(row: SamplingRow) -> tuple[float, int, float, float, float]:
 
 def adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """The logits after penalties and bans: a copy if there are any."""
-    touched = [i for i, row in enumerate(rows) if len(row.banned) or has_penalty(row.params)]
+    touched = [i for i, row in enumerate(rows) if len(row.banned) or is_penalised(row)]
     if not touched:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
@@ -65,8 +65,10 @@ def adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return logits
 
 
-def has_penalty(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+def is_penalised(row: SamplingRow) -> bool:
+    params = row.params
+    of_output = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return params.repetition_penalty != 1 or (of_output and len(row.output_ids) > 0)
 
 
 def penalise(logits: Tensor, row: SamplingRow) -> None:
