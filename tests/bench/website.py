@@ -1,10 +1,11 @@
 """What a visitor waits for, and what the website costs beside the engine: battles at once on the shipped models.
 
-    python -m tests.bench.website [--battles 8]
+    python -m tests.bench.website [--battles 8] [--rounds 2]
 
-Starts an arena of its own, as `make run` does, on a data folder that ends with it. All visitors ask at the same moment;
-a battle is two streams. Printed: the time from the question to the first words of both sides, and the processor time
-of the web process while anybody was answered, in percent of one core.
+Starts an arena of its own, as `make run` does, on a data folder that ends with it. In each round as many visitors, who
+have read the notice, ask at the same moment; a battle is two streams. The first round is what the first visitors of a
+new process meet. Printed: the time from the question to the first words of both sides, and the processor time of the
+web process while anybody was answered, in percent of one core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,16 +49,29 @@ class Heard:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.website", description=__doc__.split("\n\n")[0])
     parser.add_argument("--battles", type=int, default=8, help="at once (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="one after the other (default: %(default)s)")
     options = parser.parse_args()
-    with arena() as (url, process), ThreadPoolExecutor(options.battles) as visitors:
+    with arena() as (url, process), contextlib.ExitStack() as open_until_then:
+        visitors = [open_until_then.enter_context(contextlib.closing(visitor(url))) for _ in range(options.battles)]
+        print(f"{2 * options.battles} streams; {json.dumps(machine())}")
+        for number in range(options.rounds):
+            print(one_round(visitors, process, first_question=number * options.battles), flush=True)
+
+
+def one_round(visitors: list[httpx.Client], process: int, first_question: int) -> str:
+    together = threading.Barrier(len(visitors))
+    with ThreadPoolExecutor(len(visitors)) as threads:
         began, used = time.monotonic(), processor_seconds(process)
-        heard = list(visitors.map(lambda number: battle(url, number), range(options.battles)))
+        questions = range(first_question, first_question + len(visitors))
+        heard = list(threads.map(lambda each, number: battle(each, number, together), visitors, questions))
         seconds, used = time.monotonic() - began, processor_seconds(process) - used
     events = sum(each.events for each in heard)
     waits = sorted(1000 * each.first_words for each in heard)
-    print(f"{2 * options.battles} streams, {events} events in {seconds:.1f} s; {json.dumps(machine())}")
-    print(f"first words of both sides: median {statistics.median(waits):.0f} ms, last {waits[-1]:.0f} ms")
-    print(f"web process: {100 * used / seconds:.1f}% of one core, {1000 * used / events:.2f} ms an event")
+    return (
+        f"first words of both sides: median {statistics.median(waits):.0f} ms, last {waits[-1]:.0f} ms; "
+        f"{events} events in {seconds:.1f} s, for which the web process took {100 * used / seconds:.1f}% of one core, "
+        f"{1000 * used / events:.2f} ms an event"
+    )
 
 
 @contextlib.contextmanager
@@ -85,22 +100,28 @@ def ready(config: AppConfig) -> str:
     raise TimeoutError(f"the arena was not ready within {START_SECONDS:.0f} s")
 
 
-def battle(url: str, number: int) -> Heard:
+def visitor(url: str) -> httpx.Client:
+    """Who has read the notice."""
+    client = httpx.Client(base_url=url, timeout=120)
+    client.post("/api/notice").raise_for_status()
+    return client
+
+
+def battle(visitor: httpx.Client, number: int, together: threading.Barrier) -> Heard:
     question = f"Tell me a long story about {number + 2} dragons, in at least ten paragraphs."
-    with httpx.Client(base_url=url, timeout=120) as visitor:
-        visitor.post("/api/notice").raise_for_status()
-        began = time.monotonic()
-        answer = visitor.post("/api/battles", json={"prompt": question}).raise_for_status().json()
-        first: dict[str, float] = {}
-        events = 0
-        with visitor.stream("GET", f"/api/battles/{answer['battle']}/events") as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data: "):
-                    events += 1
-                    event = json.loads(line.removeprefix("data: "))
-                    if "html" in event:
-                        first.setdefault(event["side"], time.monotonic() - began)
-        return Heard(max(first.values()), time.monotonic() - began, events)
+    together.wait()
+    began = time.monotonic()
+    answer = visitor.post("/api/battles", json={"prompt": question}).raise_for_status().json()
+    first: dict[str, float] = {}
+    events = 0
+    with visitor.stream("GET", f"/api/battles/{answer['battle']}/events") as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                events += 1
+                event = json.loads(line.removeprefix("data: "))
+                if "html" in event:
+                    first.setdefault(event["side"], time.monotonic() - began)
+    return Heard(max(first.values()), time.monotonic() - began, events)
 
 
 def processor_seconds(process: int) -> float:
