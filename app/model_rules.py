@@ -79,7 +79,7 @@ RULES = {
     "about": "{field} must be text of at most {most} characters",
     "fewest_over_most": "min_tokens must not be more than max_tokens",
 }
-PRECISIONS = ("int8",)  # of weights, beside the engine's own
+PRECISIONS = ("int8", "compact")  # of weights, beside the engine's own
 ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
 FIELDS = (
     *("source", "system_prompt", "sampling", "chat_template", "context_length", "endpoint_key_env"),

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 ENVIRONMENT_PREFIX = "ARENA_ENGINE_"
 NOT_OURS = frozenset({"ARENA_ENGINE_URL"})  # where the website finds an engine
 DEFAULT_CACHE = Path("~/.cache/paged-arena")
-PRECISIONS = ("int8",)  # of a model's weights; without one they are of the engine's `dtype`, as KV always is
+PRECISIONS = ("int8", "compact")  # of a model's weights; without one they are of the engine's `dtype`, as KV always is
 SIZES = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 

@@ -449,7 +449,9 @@ class ModelRequest(Schema):
         None, ge=16, description="Most tokens of prompt and answer together; the checkpoint's own if not said."
     )
     precision: Literal[PRECISIONS] | None = Field(
-        None, description="Of the weights; what the engine's dtype says if not said."
+        None,
+        description="Of the weights; what the engine's dtype says if not said. int8: bytes with scales. compact: "
+        "bfloat16 to the bit, in 12 bits each.",
     )
     adapter: str | None = Field(
         None,

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from kernels import BACKENDS, load
 from kernels.pages import empty_pages
-from kernels.spec import BLOCK_TOKENS, DecoderTraits, RopeTraits, StepBatch, int8_bytes, layer_groups, weight_shapes
+from kernels.spec import BLOCK_TOKENS, KEPT_BYTES, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
 
 
 def _rope(head_dim: int, theta: float) -> RopeTraits:
@@ -97,10 +97,10 @@ class OurStep:
         page_bytes: int,
         total_pages: int,
         *,
-        int8_weights: bool = False,
+        precision: str | None = None,
     ):
         self.backend, self.traits = backend, traits
-        self.decoder = backend.pack(traits, weights, dtype, int8_weights=int8_weights)
+        self.decoder = backend.pack(traits, weights, dtype, precision=precision)
         self.pool = empty_pages(total_pages, page_bytes).zero_()
         units_per_page = page_bytes // (BLOCK_TOKENS * traits.head_dim * dtype.itemsize)
         self.pages_per_block = [
@@ -199,7 +199,7 @@ def machine_limits(dtype: torch.dtype) -> tuple[float, float]:
     return 2 * 2048**3 / product / 1e9, memory.nbytes / total / 1e9
 
 
-def work(traits: DecoderTraits, load: Load, itemsize: int, *, int8_weights: bool = False) -> tuple[float, float]:
+def work(traits: DecoderTraits, load: Load, itemsize: int, *, precision: str | None = None) -> tuple[float, float]:
     """Arithmetic (FLOP) and memory (bytes of weights and KV, each read once) that a step cannot do without."""
     matrices = [
         shape for name, shape in weight_shapes(traits).items() if len(shape) == 2 and name not in ("embedding", "head")
@@ -207,8 +207,8 @@ def work(traits: DecoderTraits, load: Load, itemsize: int, *, int8_weights: bool
     linear = sum(outputs * inputs for outputs, inputs in matrices)
     head, rows = traits.vocab_size * traits.hidden_size, load.sequences * load.rows
     flop, memory = 2.0 * (linear * rows + head * load.sequences), float((linear + head) * itemsize)
-    if int8_weights:
-        memory = float(sum(starmap(int8_bytes, (*matrices, (traits.vocab_size, traits.hidden_size)))))
+    if precision:
+        memory = float(sum(starmap(KEPT_BYTES[precision], (*matrices, (traits.vocab_size, traits.hidden_size)))))
     for window in traits.layer_windows:
         seen = [min(p + 1, window or p + 1) for p in range(load.context - load.rows, load.context)]
         flop += 4.0 * traits.num_heads * traits.head_dim * sum(seen) * load.sequences
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", choices=("auto", *BACKENDS))
     parser.add_argument("--shape", default="smollm2-135m", choices=SHAPES)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--int8-weights", action="store_true", help="ours with int8 weights; PyTorch stays as it is")
+    parser.add_argument("--precision", choices=KEPT_BYTES, help="of our weights; PyTorch's stay as they are")
     parser.add_argument("--threads", type=int, help="default: one for each processor")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load, both sides together")
     parser.add_argument("--only", default="", help="loads whose name contains this")
@@ -237,13 +237,13 @@ def main() -> None:
     backend = load(options.backend, options.threads)
     torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
     page_bytes = 12 * BLOCK_TOKENS * 64 * dtype.itemsize
-    int8 = options.int8_weights
-    ours = OurStep(backend, traits, weights, dtype, page_bytes, 12_000, int8_weights=int8)
+    precision = options.precision
+    ours = OurStep(backend, traits, weights, dtype, page_bytes, 12_000, precision=precision)
     theirs = TorchStep(traits, weights, dtype)
     flops, bandwidth = machine_limits(dtype)
 
     print(f"{_processor()}; {backend.name}; torch {torch.__version__} with {torch.get_num_threads()} threads")
-    kind = f"{options.dtype}, int8 weights" if int8 else options.dtype
+    kind = f"{options.dtype}, {precision} weights" if precision else options.dtype
     print(f"{options.shape}, {kind}; PyTorch multiplies at {flops:.0f} GFLOP/s, reads {bandwidth:.0f} GB/s")
     print(f"\n| {'load':<22} | ms | tokens/s | torch's linear + SDPA, ms | times as fast | GFLOP/s | GB/s |")
     print("|---|---|---|---|---|---|---|")
@@ -251,7 +251,7 @@ def main() -> None:
         if options.only not in one.name:
             continue
         mine, other = timed([ours.runner(one), theirs.runner(one)], options.seconds)
-        flop, memory = work(traits, one, dtype.itemsize, int8_weights=int8)
+        flop, memory = work(traits, one, dtype.itemsize, precision=precision)
         tokens = one.sequences * one.rows / mine
         print(
             f"| {one.name:<22} | {mine * 1e3:.2f} | {tokens:.0f} | {other * 1e3:.2f} | {other / mine:.2f} "

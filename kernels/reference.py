@@ -31,8 +31,9 @@ from kernels.spec import (
     RopeTraits,
     StepBatch,
     check_adapter,
-    is_int8,
+    is_matrix,
     layer_groups,
+    unkept,
     weight_shapes,
 )
 
@@ -51,7 +52,7 @@ class ReferenceDecoder:
     dtype: torch.dtype
     weights: Mapping[str, Tensor]
     places: tuple[tuple[int, int], ...]
-    int8_weights: bool = False
+    precision: str | None = None
 
     def weight(self, layer: int, name: str) -> Tensor:
         return self.weights[f"layers.{layer}.{name}"]
@@ -60,7 +61,7 @@ class ReferenceDecoder:
         return values.to(self.dtype).float()
 
     def linear(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(int8_values(a) if self.int8_weights else a, weight, bias)
+        return F.linear(int8_values(a) if self.precision == "int8" else a, weight, bias)
 
 
 def int8_values(values: Tensor, scale_dtype: torch.dtype = torch.float32) -> Tensor:
@@ -88,24 +89,24 @@ class ReferenceBackend:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, precision: str | None = None) -> str | None:
         if dtype not in DTYPES:
             return f"the reference computes in bfloat16, float16 or float32, not {dtype}"
         if traits.activation not in ACTIVATIONS:
             return f"activation {traits.activation!r} is none of {', '.join(ACTIVATIONS)}"
-        return None
+        return unkept(precision, dtype)
 
     def pack(
-        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, precision: str | None = None
     ) -> ReferenceDecoder:
         shapes = weight_shapes(traits)
         tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
         rounded = {name: weights[name].to(dtype).float().reshape(shape) for name, shape in shapes.items()}
-        if int8_weights:
+        if precision == "int8":
             rounded |= {
                 name: int8_values(rounded[name], torch.bfloat16)
                 for name, shape in shapes.items()
-                if is_int8(name, shape, tied=tied)
+                if is_matrix(name, shape, tied=tied)
             }
         if tied:
             rounded["head"] = rounded["embedding"]
@@ -115,7 +116,7 @@ class ReferenceBackend:
             for number, layer in enumerate(group.layers)
         }
         in_order = tuple(places[i] for i in range(traits.num_layers))
-        return ReferenceDecoder(traits, dtype, rounded, in_order, int8_weights)
+        return ReferenceDecoder(traits, dtype, rounded, in_order, precision)
 
     def pack_adapter(self, decoder: ReferenceDecoder, parts: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
         check_adapter(decoder.traits, parts)

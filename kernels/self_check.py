@@ -8,9 +8,14 @@ from kernels import BackendUnavailable
 from kernels.reference import ReferenceBackend
 from kernels.spec import BLOCK_TOKENS, Backend, DecoderTraits, LowRank, RopeTraits, StepBatch, weight_shapes
 
-# Largest difference of a logit, over the largest logit, by dtype and whether weights are bytes. What is rounded to a
+# Largest difference of a logit, over the largest logit, by dtype and precision of weights. What is rounded to a
 # byte may, lying between two, become its other neighbour: one part in 127 of the largest of its group.
-BOUNDS = {(torch.float32, False): 1e-5, (torch.bfloat16, False): 0.03, (torch.bfloat16, True): 0.03}
+BOUNDS = {
+    (torch.float32, None): 1e-5,
+    (torch.bfloat16, None): 0.03,
+    (torch.bfloat16, "int8"): 0.03,
+    (torch.bfloat16, "compact"): 0.03,
+}
 
 _HEAD_DIM, _ROWS = 32, 2 * BLOCK_TOKENS + 5
 _TRAITS = DecoderTraits(
@@ -32,20 +37,20 @@ _TRAITS = DecoderTraits(
 
 def check(backend: Backend) -> None:
     """Raises BackendUnavailable where the logits of a prefill, or a decode with an adapter, are not the reference's."""
-    for (dtype, int8), bound in BOUNDS.items():
-        if backend.unsupported(_TRAITS, dtype, int8_weights=int8):
+    for (dtype, precision), bound in BOUNDS.items():
+        if backend.unsupported(_TRAITS, dtype, precision=precision):
             continue
-        ours, theirs = _logits(backend, dtype, int8), _logits(ReferenceBackend(), dtype, int8)
+        ours, theirs = _logits(backend, dtype, precision), _logits(ReferenceBackend(), dtype, precision)
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
         if not difference <= bound:
-            kind = f"{dtype}, int8 weights" if int8 else str(dtype)
+            kind = f"{dtype}, {precision} weights" if precision else str(dtype)
             raise BackendUnavailable(f"{backend.name} differs from the reference by {difference:.1e} in {kind}")
 
 
-def _logits(backend: Backend, dtype: torch.dtype, int8_weights: bool) -> torch.Tensor:
+def _logits(backend: Backend, dtype: torch.dtype, precision: str | None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in weight_shapes(_TRAITS).items()}
-    decoder = backend.pack(_TRAITS, weights, dtype, int8_weights=int8_weights)
+    decoder = backend.pack(_TRAITS, weights, dtype, precision=precision)
     parts = {
         name: _low_rank(*weights[name].shape, generator) for name in ("layers.0.k", "layers.1.up", "layers.1.down")
     }

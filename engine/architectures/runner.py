@@ -102,7 +102,7 @@ def load_checkpoint(
     precision: str | None = None,
     decoders: Decoders | None = None,
 ) -> Runner:
-    """Reads a folder into a Runner; `precision` is "int8" for weights of bytes, None for weights of `dtype`. Weights
+    """Reads a folder into a Runner; `precision` is one of PRECISIONS, or None for weights of `dtype`. Weights
     that `decoders`, of one dtype and backend, has in memory are not read again. What the fused decoder does not compute
     is left to transformers' modules.
 
@@ -120,7 +120,7 @@ def load_checkpoint(
     digest = checkpoint_digest(folder) + (f" {precision}" if precision else "")
     once = partial((decoders or Decoders()).get, digest)
     try:
-        kind, computed = Runner, fuse(folder, config, dtype, backend, progress, once, int8=precision == "int8")
+        kind, computed = Runner, fuse(folder, config, dtype, backend, progress, once, precision)
     except NotFused as reason:
         kind, computed = borrow_instead(folder, config, reason, dtype, backend, progress, precision)
     return kind(
@@ -147,8 +147,7 @@ def fuse(
     backend: Backend,
     progress: Progress,
     once: Callable[[Callable[[], Any]], Any],
-    *,
-    int8: bool,
+    precision: str | None,
 ) -> Computed:
     """Has the weights packed, `once` where others use them, for the backend's own decoder. Raises NotFused where that
     computes something else."""
@@ -156,16 +155,16 @@ def fuse(
     config = Config(config, architecture.defaults)
     traits = architecture.traits(config, dtype)
     refuse_unread(config)
-    if reason := backend.unsupported(traits, dtype, int8_weights=int8):
-        refusal = CheckpointError if int8 else NotFused
+    if reason := backend.unsupported(traits, dtype, precision=precision):
+        refusal = CheckpointError if precision else NotFused
         raise refusal(f"the {backend.name} kernels cannot run this checkpoint: {reason}")
     tied = bool(config.get("tie_word_embeddings"))
     weights = CheckpointWeights(folder, architecture, traits, tied=tied, progress=progress)
     return Computed(
         traits=traits,
         context_length=context_length(config),
-        weight_bytes=weights.num_bytes(dtype, int8_weights=int8),
-        decoder=once(partial(backend.pack, traits, weights, dtype, int8_weights=int8)),
+        weight_bytes=weights.num_bytes(dtype, precision=precision),
+        decoder=once(partial(backend.pack, traits, weights, dtype, precision=precision)),
     )
 
 

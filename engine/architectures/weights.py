@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.architectures.architecture import Architecture
 from engine.errors import CheckpointError
-from kernels.spec import DecoderTraits, int8_bytes, is_int8, weight_shapes
+from kernels.spec import KEPT_BYTES, DecoderTraits, is_matrix, weight_shapes
 
 STORED_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
 UNUSED = ("rotary_emb.inv_freq",)  # buffers that older files carry
@@ -59,14 +59,14 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def num_bytes(self, dtype: torch.dtype, *, int8_weights: bool = False) -> int:
+    def num_bytes(self, dtype: torch.dtype, *, precision: str | None = None) -> int:
         """Of all weights as a backend keeps them, a tied one counted once."""
         tied = self._names["head"] == self._names["embedding"]
         stored = {stored: name for name, stored in self._names.items()}
 
         def size(name: str, weight: StoredTensor) -> int:
-            if int8_weights and is_int8(name, weight.shape, tied=tied):
-                return int8_bytes(*weight.shape)
+            if precision and is_matrix(name, weight.shape, tied=tied):
+                return KEPT_BYTES[precision](*weight.shape)
             return weight.numel * dtype.itemsize
 
         return sum(size(name, self._slice(one)) for one, name in stored.items())

@@ -27,6 +27,7 @@ from kernels.spec import (
     StepBatch,
     check_adapter,
     layer_groups,
+    unkept,
     weight_shapes,
 )
 
@@ -36,10 +37,12 @@ _HEAD_DIM_UNIT, _MOST_HEAD_DIM = 16, 512
 class CpuDecoder:
     """Packed weights in memory of the library's own, with the structures that each step of this decoder refills."""
 
-    def __init__(self, library: ctypes.CDLL, traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weights: bool):
+    def __init__(
+        self, library: ctypes.CDLL, traits: DecoderTraits, dtype: torch.dtype, tied: bool, precision: str | None
+    ):
         self.traits, self.dtype = traits, dtype
         self.handle = ctypes.c_void_p()
-        given = _c_traits(traits, dtype, tied, int8_weights)
+        given = _c_traits(traits, dtype, tied, precision)
         _raise(library.arena_decoder_open(given, ctypes.byref(self.handle)))
         weakref.finalize(self, library.arena_decoder_close, self.handle).atexit = False
         self.logits_stride = library.arena_logits_stride(self.handle)
@@ -113,28 +116,33 @@ class CpuBackend:
         self._library = binding.open_library(build.shared_object(isa, cache_folder))
         self.threads = threads or len(os.sched_getaffinity(0))
         self.isa = self._library.arena_isa().decode()
+        self.keeps_compact = bool(self._library.arena_keeps_compact())
         self.name = f"cpu ({self.isa}, {self.threads} threads)"
         self._engine = ctypes.c_void_p()
         _raise(self._library.arena_engine_open(self.threads, ctypes.byref(self._engine)))
         weakref.finalize(self, self._library.arena_engine_close, self._engine).atexit = False
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, precision: str | None = None) -> str | None:
         if dtype not in (torch.bfloat16, torch.float32):
             return f"the CPU kernels compute in bfloat16 or float32, not {dtype}"
         if traits.head_dim % _HEAD_DIM_UNIT or traits.head_dim > _MOST_HEAD_DIM:
             return f"head_dim {traits.head_dim} is no multiple of {_HEAD_DIM_UNIT} up to {_MOST_HEAD_DIM}"
         if traits.activation not in binding.ACTIVATIONS:
             return f"activation {traits.activation!r} is none of {', '.join(binding.ACTIVATIONS)}"
+        if reason := unkept(precision, dtype):
+            return reason
+        if precision == "compact" and not self.keeps_compact:
+            return f"compact weights need a processor that multiplies bfloat16 (AVX512-BF16), this is {self.isa}"
         return None
 
     def pack(
-        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, precision: str | None = None
     ) -> CpuDecoder:
         """Reads one weight after another, so that a lazy mapping never has more than one in memory."""
-        if reason := self.unsupported(traits, dtype, int8_weights=int8_weights):
+        if reason := self.unsupported(traits, dtype, precision=precision):
             raise ValueError(reason)
         tied = weights["head"].data_ptr() == weights["embedding"].data_ptr()
-        decoder = CpuDecoder(self._library, traits, dtype, tied, int8_weights)
+        decoder = CpuDecoder(self._library, traits, dtype, tied, precision)
         for name, shape in weight_shapes(traits).items():
             if name == "embedding" and tied:
                 continue
@@ -223,7 +231,7 @@ def _raise(message: bytes | None) -> None:
         raise ValueError(message.decode())
 
 
-def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weights: bool) -> binding.Traits:
+def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, precision: str | None) -> binding.Traits:
     group, number = [0] * traits.num_layers, [0] * traits.num_layers
     for group_number, layers in enumerate(layer_groups(traits)):
         for i, layer in enumerate(layers.layers):
@@ -244,7 +252,7 @@ def _c_traits(traits: DecoderTraits, dtype: torch.dtype, tied: bool, int8_weight
         post_norms=traits.post_norms,
         qkv_bias=traits.qkv_bias,
         tied=tied,
-        int8_weights=int8_weights,
+        weights=binding.PRECISIONS.index(precision),
         norm_eps=traits.norm_eps,
         norm_weight_offset=traits.norm_weight_offset,
         embedding_scale=traits.embedding_scale,

@@ -7,6 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int
 from pathlib import Path
 
 ACTIVATIONS = ("silu", "gelu_tanh")
+PRECISIONS = (None, "int8", "compact")  # of weights, in the order of layout.h
 SLOTS = (
     "embedding",
     "final_norm",
@@ -47,7 +48,7 @@ def _int32s(*names: str) -> list[tuple[str, type]]:
 class Traits(Structure):
     _fields_ = (
         *_int32s("is_bf16", "vocab", "hidden", "inner", "heads", "kv_heads", "head_dim", "layers", "ropes"),
-        *_int32s("activation", "qk_norm", "post_norms", "qkv_bias", "tied", "int8_weights"),
+        *_int32s("activation", "qk_norm", "post_norms", "qkv_bias", "tied", "weights"),
         ("norm_eps", c_float),
         ("norm_weight_offset", c_float),
         ("embedding_scale", c_float),
@@ -108,6 +109,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for name, result, arguments in (
         ("arena_isa", c_char_p, ()),
+        ("arena_keeps_compact", c_int, ()),
         ("arena_engine_open", c_char_p, (c_int, POINTER(c_void_p))),
         ("arena_engine_close", None, (c_void_p,)),
         ("arena_decoder_open", c_char_p, (POINTER(Traits), POINTER(c_void_p))),

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "compact.h"
 #include "int8.h"
 #include "layout.h"
 #include "memory.h"
@@ -49,7 +50,7 @@ struct AnyDecoder {
   int32_t group_count = 0;
 };
 
-// `Matrix` is Linear<P> or Int8Linear<P>.
+// `Matrix` is Linear<P>, Int8Linear<P> or, of bf16, CompactLinear.
 template <class P, class Matrix>
 struct Decoder final : AnyDecoder {
   using Weight = typename P::Weight;
@@ -69,30 +70,33 @@ struct Decoder final : AnyDecoder {
     switch (slot) {
       case kEmbedding: return t.tied ? void() : void(std::copy_n(source, static_cast<int64_t>(t.vocab) * t.hidden, embedding_));
       case kFinalNorm: return load_norm(final_norm, source, t.hidden);
-      case kHead: return head.load(source, t.vocab, Columns{0});
+      case kHead: return load_matrix(head, source, t.vocab, Columns{0});
       case kAttentionNorm: return load_norm(layer->attention_norm, source, t.hidden);
-      case kQ: return layer->qkv.load(source, heads_width, Columns{0});
-      case kK: return layer->qkv.load(source, kv_width, Columns{heads_width});
-      case kV: return layer->qkv.load(source, kv_width, Columns{heads_width + kv_width});
+      case kQ: return load_matrix(layer->qkv, source, heads_width, Columns{0});
+      case kK: return load_matrix(layer->qkv, source, kv_width, Columns{heads_width});
+      case kV: return load_matrix(layer->qkv, source, kv_width, Columns{heads_width + kv_width});
       case kQBias: return load_vector(layer->qkv_bias, source, heads_width, 0);
       case kKBias: return load_vector(layer->qkv_bias + heads_width, source, kv_width, 0);
       case kVBias: return load_vector(layer->qkv_bias + heads_width + kv_width, source, kv_width, 0);
       case kQNorm: return load_norm(layer->q_norm, source, t.head_dim);
       case kKNorm: return load_norm(layer->k_norm, source, t.head_dim);
-      case kO: return layer->o.load(source, t.hidden, Columns{0});
+      case kO: return load_matrix(layer->o, source, t.hidden, Columns{0});
       case kPostAttentionNorm: return load_norm(layer->post_attention_norm, source, t.hidden);
       case kMlpNorm: return load_norm(layer->mlp_norm, source, t.hidden);
-      case kGate: return layer->gate_up.load(source, t.inner, Columns{0, true});
-      case kUp: return layer->gate_up.load(source, t.inner, Columns{kPanel / 2, true});
-      case kDown: return layer->down.load(source, t.hidden, Columns{0});
+      case kGate: return load_matrix(layer->gate_up, source, t.inner, Columns{0, true});
+      case kUp: return load_matrix(layer->gate_up, source, t.inner, Columns{kPanel / 2, true});
+      case kDown: return load_matrix(layer->down, source, t.hidden, Columns{0});
       case kPostMlpNorm: return load_norm(layer->post_mlp_norm, source, t.hidden);
     }
   }
 
   // The embedding of a token, times embedding_scale, into x [hidden].
   void embed(int64_t token, float* x) const {
-    for (int i = 0; i < t.hidden; i++)
-      x[i] = (t.tied ? head.at(token, i) : P::from_weight(embedding_[token * t.hidden + i])) * t.embedding_scale;
+    if (t.tied)
+      head.read(token, x);
+    else
+      for (int i = 0; i < t.hidden; i++) x[i] = P::from_weight(embedding_[token * t.hidden + i]);
+    for (int i = 0; i < t.hidden; i++) x[i] *= t.embedding_scale;
   }
 
   std::vector<Layer> layers;
@@ -106,18 +110,25 @@ struct Decoder final : AnyDecoder {
       pieces.take(layer.qkv_bias, qkv_stride);
       pieces.take(layer.q_norm, t.head_dim);
       pieces.take(layer.k_norm, t.head_dim);
-      layer.qkv.lay_out(pieces, qkv_stride, t.hidden);
-      layer.o.lay_out(pieces, hidden_stride, heads_width);
+      layer.qkv.lay_out(pieces, heads_width + 2 * kv_width, t.hidden);
+      layer.o.lay_out(pieces, t.hidden, heads_width);
       pieces.take(layer.post_attention_norm, hidden_stride);
       pieces.take(layer.mlp_norm, hidden_stride);
-      layer.gate_up.lay_out(pieces, 2 * inner_stride, t.hidden);
-      layer.down.lay_out(pieces, hidden_stride, t.inner);
+      layer.gate_up.lay_out(pieces, 2 * t.inner, t.hidden);
+      layer.down.lay_out(pieces, t.hidden, t.inner);
       pieces.take(layer.post_mlp_norm, hidden_stride);
     }
     pieces.take(final_norm, hidden_stride);
-    head.lay_out(pieces, logits_stride, t.hidden);
+    head.lay_out(pieces, t.vocab, t.hidden);
     pieces.take(embedding_, t.tied ? 0 : static_cast<int64_t>(t.vocab) * t.hidden);
     return pieces.used();
+  }
+
+  void load_matrix(Matrix& matrix, const Weight* source, int64_t outputs, Columns columns) {
+    if constexpr (std::is_same_v<Matrix, CompactLinear>)
+      matrix.load(source, outputs, columns, shelf_);
+    else
+      matrix.load(source, outputs, columns);
   }
 
   void load_vector(float* target, const Weight* source, int64_t count, float offset) {
@@ -126,6 +137,7 @@ struct Decoder final : AnyDecoder {
   void load_norm(float* target, const Weight* source, int64_t count) { load_vector(target, source, count, t.norm_weight_offset); }
 
   Mapping mapping_;
+  Shelf shelf_;  // of compact matrices
   Weight* embedding_;
 };
 

@@ -73,7 +73,7 @@ struct Int8Linear {
   const uint8_t* panel(int64_t number) const { return panels + number * panel_bytes(); }
 
   void lay_out(Pieces& pieces, int64_t outputs, int64_t count) {
-    panel_count = outputs / kPanel;
+    panel_count = round_up(outputs, kPanel) / kPanel;
     inputs = count;
     groups = static_cast<int>(round_up(inputs, kGroup) / kGroup);
     pieces.take(panels, panel_count * panel_bytes());
@@ -91,8 +91,10 @@ struct Int8Linear {
       }
   }
 
-  float at(int64_t column, int64_t input) const {
-    return *numbers_of(column, input) * from_bf16(*scale(column, input));
+  // All weights of one output.
+  void read(int64_t output, float* weights) const {
+    for (int64_t input = 0; input < inputs; input++)
+      weights[input] = *numbers_of(output, input) * from_bf16(*scale(output, input));
   }
 
  private:

@@ -41,7 +41,11 @@ template <class Body>
 void with_precision(const Traits& traits, Body body) {
   const auto with_matrices = [&](auto precision) {
     using P = decltype(precision);
-    if (traits.int8_weights)
+#if ARENA_COMPACT
+    if constexpr (std::is_same_v<P, Bf16>)
+      if (traits.weights == kCompact) return body(static_cast<Decoder<P, CompactLinear>*>(nullptr));
+#endif
+    if (traits.weights == kInt8)
       body(static_cast<Decoder<P, Int8Linear<P>>*>(nullptr));
     else
       body(static_cast<Decoder<P, Linear<P>>*>(nullptr));
@@ -58,6 +62,8 @@ using namespace arena;
 extern "C" {
 
 const char* arena_isa() { return kIsa; }
+
+int arena_keeps_compact() { return ARENA_COMPACT; }
 
 // The number of logits of a row that a step may write: the vocabulary, padded.
 int64_t arena_logits_stride(const AnyDecoder* decoder) { return decoder->logits_stride; }

@@ -8,6 +8,7 @@
 //                      padded with zeros. Of gate and up a panel holds half and half, so that the two values that are
 //                      multiplied meet in one register tile.
 //   int8 weights       [outputs / kPanel][inputs / 32]{int8 [32 / 4][kPanel][4], bf16 scale [kPanel]}   see int8.h
+//   compact weights    [outputs / kPanel]{header, {codes, lower bytes} [inputs / 8]}   bf16 in 12 bits, see compact.h
 //   embedding          the panels of the head where the two are tied, otherwise [vocab][hidden] row after row
 //   K unit             [head_dim / step][16][step]   a vector is one dimension of 16 tokens: scores of 16 tokens at once
 //   V unit             [16 / step][head_dim][step]   a vector is one token's dimensions: a chain over tokens
@@ -27,11 +28,12 @@ namespace arena {
 constexpr int kBlockTokens = 16;
 
 enum Activation : int32_t { kSilu, kGeluTanh };
+enum Weights : int32_t { kPlain, kInt8, kCompact };  // how matrices are kept; the order is that of PRECISIONS in binding.py
 
 // What Python knows of a decoder before its weights are read. All arrays have one entry a layer.
 struct Traits {
   int32_t is_bf16, vocab, hidden, inner, heads, kv_heads, head_dim, layers, ropes;
-  int32_t activation, qk_norm, post_norms, qkv_bias, tied, int8_weights;
+  int32_t activation, qk_norm, post_norms, qkv_bias, tied, weights;
   float norm_eps, norm_weight_offset, embedding_scale, attention_scale, residual_scale, logit_scale;
   float attention_softcap, logit_softcap;  // 0 = none
   const int32_t* window;        // 0 = all tokens

@@ -45,7 +45,7 @@ struct Linear {
   const Weight* panel(int64_t number) const { return panels + number * panel_size(); }
 
   void lay_out(Pieces& pieces, int64_t outputs, int64_t count) {
-    panel_count = outputs / kPanel;
+    panel_count = round_up(outputs, kPanel) / kPanel;
     inputs = count;
     steps = static_cast<int>(round_up(inputs, P::step) / P::step);
     pieces.take(panels, panel_count * panel_size());
@@ -58,7 +58,10 @@ struct Linear {
     }
   }
 
-  float at(int64_t column, int64_t input) const { return P::from_weight(place(column)[offset(input)]); }
+  // All weights of one output.
+  void read(int64_t output, float* weights) const {
+    for (int64_t input = 0; input < inputs; input++) weights[input] = P::from_weight(place(output)[offset(input)]);
+  }
 
  private:
   Weight* place(int64_t column) const { return panels + column / kPanel * panel_size() + column % kPanel * P::step; }

@@ -3,9 +3,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <new>
+#include <utility>
 
 namespace arena {
 
@@ -67,6 +70,26 @@ class Pieces {
  private:
   char* base_;
   size_t used_ = 0;
+};
+
+// Hands out memory that is asked for bit by bit, cut from large mappings.
+class Shelf {
+ public:
+  uint8_t* take(size_t bytes) {
+    if (bytes > left_) {
+      left_ = std::max(bytes, kMapping);
+      mappings_.emplace_back();
+      place_ = reinterpret_cast<uint8_t*>(mappings_.back().grow(left_));
+    }
+    left_ -= bytes;
+    return std::exchange(place_, place_ + bytes);
+  }
+
+ private:
+  static constexpr size_t kMapping = 32 * kHugePage;  // of which the system gives what is touched
+  std::list<Mapping> mappings_;
+  uint8_t* place_ = nullptr;
+  size_t left_ = 0;
 };
 
 }  // namespace arena

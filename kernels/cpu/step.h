@@ -58,7 +58,7 @@ struct Workspace {
       memory.take(q, rows * d.heads_width);
       memory.take(attended, rows * d.heads_width);
       memory.take(product, rows * d.inner_stride);
-      bytes.stride = d.t.int8_weights ? round_up(std::max({d.t.hidden, d.heads_width, d.t.inner}), kGroup) : 0;
+      bytes.stride = d.t.weights == kInt8 ? round_up(std::max({d.t.hidden, d.heads_width, d.t.inner}), kGroup) : 0;
       memory.take(bytes.numbers, std::max(rows, wanted) * bytes.stride);
       memory.take(bytes.scales, std::max(rows, wanted) * bytes.stride / kGroup);
       memory.take(bytes.starts, std::max(rows, wanted) * bytes.stride / kGroup);

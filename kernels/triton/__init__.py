@@ -91,9 +91,9 @@ class TritonBackend:
         chip = "interpreter" if self.interpreted else torch.cuda.get_device_name(self.device)
         self.name = f"triton ({chip})"
 
-    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, int8_weights: bool = False) -> str | None:
-        if int8_weights:
-            return "the Triton kernels have no int8 weights"
+    def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, precision: str | None = None) -> str | None:
+        if precision:
+            return f"the Triton kernels have no {precision} weights"
         if dtype not in DTYPES:
             return f"the Triton kernels compute in {', '.join(str(d)[6:] for d in DTYPES)}, not {dtype}"
         if traits.head_dim % 16 or traits.head_dim > MOST_HEAD_DIM:
@@ -103,9 +103,9 @@ class TritonBackend:
         return None
 
     def pack(
-        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8_weights: bool = False
+        self, traits: DecoderTraits, weights: Mapping[str, Tensor], dtype: torch.dtype, *, precision: str | None = None
     ) -> TritonDecoder:
-        if reason := self.unsupported(traits, dtype, int8_weights=int8_weights):
+        if reason := self.unsupported(traits, dtype, precision=precision):
             raise ValueError(reason)
         shapes = weight_shapes(traits)
 

@@ -21,11 +21,11 @@ from engine.config import EngineConfig
 from tests.bench.peers import PEERS
 from tests.bench.place import InstallError, Place
 from tests.bench.report import document, failures, markdown
-from tests.bench.rounds import APART, INT8, OURS, Contestant, Record, contestant, install, ours, read, run
+from tests.bench.rounds import APART, IN_PRECISION, OURS, Contestant, Record, contestant, install, ours, read, run
 from tests.bench.server import ServerError
 
 BEGIN, END = "<!-- peers: written by `make bench-peers ARGS=--write` -->", "<!-- peers: end -->"
-NAMES = (OURS, INT8, APART, *(peer.name for peer in PEERS))
+NAMES = (OURS, *IN_PRECISION, APART, *(peer.name for peer in PEERS))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,8 +96,8 @@ def contestant_of(name: str, places: dict[str, Place], weights: Path) -> Contest
         return ours()
     if name == APART:
         return ours(apart=weights)
-    if name == INT8:
-        return ours(precision="int8")
+    if name in IN_PRECISION:
+        return ours(precision=IN_PRECISION[name])
     peer = next(each for each in PEERS if each.name == name)
     return contestant(peer, places[peer.folder])
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from engine.bench import LOADS, MODEL, ROOT, SOURCE, Endpoint, Load, machine, measure
 from engine.child import EngineChild, register
+from engine.config import PRECISIONS
 from engine.errors import EngineError
 from tests.bench.peers import Peer
 from tests.bench.place import InstallError, Place
@@ -40,7 +41,8 @@ class Contestant:
     loads: tuple[str, ...] = LOADS
 
 
-APART, INT8 = f"{OURS}-apart", f"{OURS}-int8"
+APART = f"{OURS}-apart"
+IN_PRECISION = {f"{OURS}-{precision}": precision for precision in PRECISIONS}
 
 
 def ours(*, apart: Path | None = None, precision: str | None = None, settings: Sequence[str] = ()) -> Contestant:
@@ -61,7 +63,7 @@ def ours(*, apart: Path | None = None, precision: str | None = None, settings: S
             endpoints = [Endpoint(child.url, f"{MODEL}-{number}") for number in range(len(sources))]
             return measure(load, endpoints, warm_up, [child.process.pid]) | {"launch_seconds": launch_seconds}
 
-    name, loads = (APART, ("W4",)) if apart else (INT8 if precision else OURS, LOADS)
+    name, loads = (APART, ("W4",)) if apart else (f"{OURS}-{precision}" if precision else OURS, LOADS)
     return Contestant(name, precision or "bf16", commit(), measure_ours, loads)
 
 

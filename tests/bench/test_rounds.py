@@ -11,7 +11,7 @@ from engine.child import process_trees
 from tests.bench import rounds
 from tests.bench.peers import Launch, Peer
 from tests.bench.place import Place
-from tests.bench.rounds import APART, INT8, OURS, Contestant, contestant, failed, ours, read, run
+from tests.bench.rounds import APART, OURS, Contestant, contestant, failed, ours, read, run
 from tests.bench.server import Server, ServerError, is_running
 from tests.engine.server_fixture import tiny_folder
 
@@ -142,7 +142,7 @@ def test_our_engine_fights_battles_with_one_checkpoint_or_two(monkeypatch, resul
     apart = ours(apart=tiny_folder("gemma3"), settings=settings)
     records = list(run([ours(settings=settings), apart], ("W4",), 1, results, load_of))
     records += run([ours(precision="int8", settings=settings), apart], ("W1",), 1, results, load_of)
-    assert [(each["engine"], each["load"]) for each in records] == [(OURS, "W4"), (APART, "W4"), (INT8, "W1")]
+    assert [(each["engine"], each["load"]) for each in records] == [(OURS, "W4"), (APART, "W4"), (f"{OURS}-int8", "W1")]
     assert [each["precision"] for each in records] == ["bf16", "bf16", "int8"]
     assert {each["errors"] for each in records} == {0}
     assert {each["output_tokens"] for each in records} == {12, 24}

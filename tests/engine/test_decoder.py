@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -148,12 +149,24 @@ def test_int8_weights_take_a_byte_and_a_share_of_a_scale_and_have_a_digest_of_th
     assert agreed.float().mean() > 0.8
 
 
+def test_compact_weights_take_three_quarters_and_change_no_value(tmp_path):
+    folder = tiny_gemma3(tmp_path)
+    plain, compact = load(folder, torch.bfloat16), load(folder, torch.bfloat16, precision="compact")
+    matrices = sum(
+        math.prod(shape) for name, shape in weight_shapes(plain.traits).items() if len(shape) == 2 and name != "head"
+    )
+    assert plain.weight_bytes - compact.weight_bytes == matrices // 2
+    assert torch.equal(logits_of(compact, TOKENS, 90), logits_of(plain, TOKENS, 90))
+    with pytest.raises(CheckpointError, match="compact weights are bfloat16 ones, not"):
+        load(folder, precision="compact")
+
+
 def test_a_backend_without_int8_weights_refuses_them_by_name(tmp_path):
     class Other(ReferenceBackend):
         name = "other"
 
-        def unsupported(self, traits, dtype, *, int8_weights=False):
-            return "it has no int8 weights" if int8_weights else None
+        def unsupported(self, traits, dtype, *, precision=None):
+            return "it has no int8 weights" if precision == "int8" else None
 
     with pytest.raises(CheckpointError, match="the other kernels cannot run this checkpoint: it has no int8 weights"):
         load_checkpoint(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kernels.reference import ReferenceBackend
 from kernels.spec import LowRank
+from tests.kernels.conftest import packed
 from tests.kernels.decoders import (
     Pages,
     gemma_traits,
@@ -26,8 +27,13 @@ TRAITS = {
     "llama, 16, one kv head": llama_traits(head_dim=16, num_heads=5, hidden_size=33, intermediate_size=129),
 }
 every_traits = pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS.keys())
-PRECISIONS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.bfloat16, True)}
-every_precision = pytest.mark.parametrize(("dtype", "int8"), PRECISIONS.values(), ids=PRECISIONS)
+PRECISIONS = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, "int8"),
+    "compact": (torch.bfloat16, "compact"),
+}
+every_precision = pytest.mark.parametrize(("dtype", "precision"), PRECISIONS.values(), ids=PRECISIONS)
 RANKS = (1, 3, 8, 64)
 # (sequence, rows, first position) of two steps; and the adapter of each of the five sequences
 PAST, STEP = ((0, 5, 0), (1, 33, 0), (2, 1, 0), (3, 20, 0)), ((1, 1, 33), (0, 20, 5), (4, 18, 0), (2, 1, 1), (3, 1, 20))
@@ -38,9 +44,9 @@ def tokens(traits, sequence, count, first):
     return [(sequence * 7 + i * i) % traits.vocab_size for i in range(first, first + count)]
 
 
-def logits_of(backend, traits, parts, dtype, numbers=NUMBERS, weights=None, **packing):
+def logits_of(backend, traits, parts, dtype, numbers=NUMBERS, weights=None, precision=None):
     """Of both steps, by sequence; `parts` of each adapter."""
-    decoder = backend.pack(traits, weights or random_weights(traits), dtype, **packing)
+    decoder = packed(backend, traits, weights or random_weights(traits), dtype, precision)
     adapters = [backend.pack_adapter(decoder, each) for each in parts]
     pages, logits = Pages(traits, dtype), {}
     for step in (PAST, STEP):
@@ -67,10 +73,10 @@ def test_the_reference_gives_the_logits_of_merged_weights(traits):
 @every_precision
 @every_traits
 @pytest.mark.parametrize("ranks", [RANKS[:3], (64, 8, 16)], ids=str)
-def test_the_kernels_are_near_the_reference(cpu, traits, dtype, int8, ranks):
+def test_the_kernels_are_near_the_reference(cpu, traits, dtype, precision, ranks):
     parts = [random_adapter(traits, rank, seed) for seed, rank in enumerate(ranks)]
     ours, theirs = (
-        logits_of(backend, traits, parts, dtype, int8_weights=int8) for backend in (cpu, ReferenceBackend())
+        logits_of(backend, traits, parts, dtype, precision=precision) for backend in (cpu, ReferenceBackend())
     )
     bound = 1e-5 if dtype == torch.float32 else 0.03
     for sequence, expected in theirs.items():
@@ -89,17 +95,17 @@ def test_an_adapter_of_some_matrices_leaves_the_others(cpu, targets):
 
 
 @every_precision
-def test_rows_have_the_bits_that_they_have_alone(cpu, dtype, int8):
+def test_rows_have_the_bits_that_they_have_alone(cpu, dtype, precision):
     """Of an adapter among others, and of the base among adapters as in a step that knows of none."""
     traits = TRAITS["llama, biases"]
     parts = [random_adapter(traits, rank, seed) for seed, rank in enumerate((3, 64, 8))]
-    together = logits_of(cpu, traits, parts, dtype, int8_weights=int8)
-    plain = logits_of(cpu, traits, [], dtype, int8_weights=int8)
+    together = logits_of(cpu, traits, parts, dtype, precision=precision)
+    plain = logits_of(cpu, traits, [], dtype, precision=precision)
     assert torch.equal(together[1], plain[1])
     for sequence, number in NUMBERS.items():
         if number >= 0:
             same = dict.fromkeys(NUMBERS, 0)
-            alone = logits_of(cpu, traits, [parts[number]], dtype, numbers=same, int8_weights=int8)
+            alone = logits_of(cpu, traits, [parts[number]], dtype, numbers=same, precision=precision)
             assert torch.equal(together[sequence], alone[sequence])
 
 

@@ -8,9 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import CpuBackend
+from tests.kernels.conftest import packed
 from tests.kernels.decoders import Pages, gemma_traits, llama_traits, random_weights, rope
 
-PRECISIONS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "int8": (torch.bfloat16, True)}
+PRECISIONS = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, "int8"),
+    "compact": (torch.bfloat16, "compact"),
+}
 CASES = {
     f"{name} {precision}": (traits, *PRECISIONS[precision])
     for name, traits in (
@@ -45,8 +51,8 @@ def logits_of(backend, decoder, prompt, chunks, neighbours=0, seed=0):
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
 def expected(request, cpu):
     """A decoder, a prompt, and its logits when prefilled alone and at once."""
-    traits, dtype, int8 = request.param
-    decoder = cpu.pack(traits, random_weights(traits), dtype, int8_weights=int8)
+    traits, dtype, precision = request.param
+    decoder = packed(cpu, traits, random_weights(traits), dtype, precision)
     prompt = [random.Random(1).randrange(traits.vocab_size) for _ in range(LENGTH)]
     return decoder, prompt, logits_of(cpu, decoder, prompt, [LENGTH])
 
@@ -88,11 +94,11 @@ def test_the_number_of_threads_changes_no_bit(cpu, expected, threads):
     assert torch.equal(logits_of(CpuBackend(threads), decoder, prompt, [400] + [1] * 20 + [140]), logits)
 
 
-@pytest.mark.parametrize(("dtype", "int8"), PRECISIONS.values(), ids=PRECISIONS)
-def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype, int8):
+@pytest.mark.parametrize(("dtype", "precision"), PRECISIONS.values(), ids=PRECISIONS)
+def test_each_batch_size_up_to_64_decodes_the_same_bits(cpu, dtype, precision):
     """The same row, alone and among 2 to 64, in every place of every register tile."""
     traits = llama_traits()
-    decoder, pages = cpu.pack(traits, random_weights(traits), dtype, int8_weights=int8), Pages(traits, dtype)
+    decoder, pages = packed(cpu, traits, random_weights(traits), dtype, precision), Pages(traits, dtype)
     alone = {}
     for sequence in range(64):
         batch = pages.step([(sequence, [sequence * 3 % traits.vocab_size], 0)])

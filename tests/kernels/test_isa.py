@@ -30,14 +30,14 @@ def lesser(request) -> CpuBackend:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "int8", "bound"),
-    [(torch.float32, False, FP32_BOUND), (torch.bfloat16, False, BF16_BOUND), (torch.float32, True, INT8_BOUND)],
+    ("dtype", "precision", "bound"),
+    [(torch.float32, None, FP32_BOUND), (torch.bfloat16, None, BF16_BOUND), (torch.float32, "int8", INT8_BOUND)],
 )
-def test_ops_agree_with_the_reference(lesser, dtype, int8, bound):
+def test_ops_agree_with_the_reference(lesser, dtype, precision, bound):
     wrong = {
         (name, op): difference
         for name in SOME_TRAITS
-        for op, difference in differences(lesser, TRAITS[name], dtype, int8_weights=int8).items()
+        for op, difference in differences(lesser, TRAITS[name], dtype, precision=precision).items()
         if not difference <= bound
     }
     assert wrong == {}
@@ -52,10 +52,12 @@ def test_adapters_agree_with_the_reference(lesser, dtype, bound):
         assert (ours[sequence] - expected).abs().max() <= bound * expected.abs().max()
 
 
-@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
-def test_chunks_and_neighbours_change_no_bit(lesser, dtype, int8):
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")]
+)
+def test_chunks_and_neighbours_change_no_bit(lesser, dtype, precision):
     traits = gemma_traits()
-    decoder = lesser.pack(traits, random_weights(traits), dtype, int8_weights=int8)
+    decoder = lesser.pack(traits, random_weights(traits), dtype, precision=precision)
     prompt = [i * i % traits.vocab_size for i in range(290)]
     whole = logits_of(lesser, decoder, prompt, [290])
     assert torch.equal(logits_of(lesser, decoder, prompt, [100, 1, 1, 13, 140] + [1] * 35, neighbours=5), whole)

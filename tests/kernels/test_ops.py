@@ -19,6 +19,6 @@ def test_ops_agree_in_bf16(cpu, traits):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("traits", TRAITS.values(), ids=TRAITS.keys())
 def test_ops_agree_with_int8_weights(cpu, traits, dtype):
-    found = differences(cpu, traits, dtype, int8_weights=True)
+    found = differences(cpu, traits, dtype, precision="int8")
     assert {op: d for op, d in found.items() if not d <= INT8_BOUND} == {}
     assert found["embed"] == 0  # the very bytes and scales

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu import _c_traits, binding, build
+from kernels.cpu import CpuBackend, _c_traits, binding, build
 from kernels.reference import ReferenceBackend
 from kernels.spec import ADAPTABLE
 from tests.kernels.decoders import Pages, gemma_traits, random_adapter, random_weights, rope, with_adapters
@@ -39,8 +39,8 @@ ADAPTED_BY = {4: 0, 5: 0, 6: -1, 7: 1}
 ADAPTERS = (random_adapter(TRAITS, 3), random_adapter(TRAITS, 40, 1, targets=("k", "gate", "down")))
 
 
-def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
-    c = _c_traits(TRAITS, dtype, tied=True, int8_weights=int8)
+def write_steps(path: Path, dtype: torch.dtype, precision: str | None) -> None:
+    c = _c_traits(TRAITS, dtype, tied=True, precision=precision)
     pages, layers = Pages(TRAITS, dtype), TRAITS.num_layers
 
     with path.open("wb") as file:
@@ -92,12 +92,22 @@ def write_steps(path: Path, dtype: torch.dtype, int8: bool) -> None:
 
 
 def run_steps(
-    folder: Path, dtype: torch.dtype, compiler: str, flags: list[str], emulator: list[str], *, int8: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    compiler: str,
+    flags: list[str],
+    emulator: list[str],
+    *,
+    precision: str | None = None,
 ) -> str:
     """Compiles and runs; checks that chunks give the bits of the whole prompt, and all the reference's values, without
     adapters and with some."""
-    steps, logits, program = folder / f"steps-{dtype}-{int8}", folder / f"logits-{dtype}-{int8}", folder / "runner"
-    write_steps(steps, dtype, int8)
+    steps, logits, program = (
+        folder / f"steps-{dtype}-{precision}",
+        folder / f"logits-{dtype}-{precision}",
+        folder / "runner",
+    )
+    write_steps(steps, dtype, precision)
     if not program.exists():
         command = [
             compiler,
@@ -123,9 +133,9 @@ def run_steps(
     adapted_whole = adapted[:40]
     assert torch.equal(torch.cat((adapted[40:58], adapted[62:63], adapted[64:])), adapted_whole)
     reference, pages = ReferenceBackend(), Pages(TRAITS, dtype)
-    decoder = reference.pack(TRAITS, random_weights(TRAITS), dtype, int8_weights=int8)
+    decoder = reference.pack(TRAITS, random_weights(TRAITS), dtype, precision=precision)
     adapter = reference.pack_adapter(decoder, ADAPTERS[0])
-    bound = 1e-5 if dtype == torch.float32 and not int8 else 0.03
+    bound = 1e-5 if dtype == torch.float32 and not precision else 0.03
     for ours, batch in (
         (whole, pages.step(STEPS[0])),
         (adapted_whole, with_adapters(pages.step(ADAPTED_STEPS[0]), [adapter], [0])),
@@ -135,14 +145,16 @@ def run_steps(
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("dtype", "int8"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
-def test_arm_neon_gives_the_same_values(tmp_path_factory, dtype, int8):
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")]
+)
+def test_arm_neon_gives_the_same_values(tmp_path_factory, dtype, precision):
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
     if not compiler or not emulator:
         pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user-static")
     folder = tmp_path_factory.getbasetemp() / "neon"
     folder.mkdir(exist_ok=True)
-    assert run_steps(folder, dtype, compiler, ["-O1", "-static"], [emulator], int8=int8) == "neon"
+    assert run_steps(folder, dtype, compiler, ["-O1", "-static"], [emulator], precision=precision) == "neon"
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
@@ -152,5 +164,7 @@ def test_sanitizers_find_nothing(tmp_path, sanitizers):
     probe = subprocess.run([compiler, *flags, "-x", "c++", "-", "-o", str(tmp_path / "probe")], input=b"int main() {}")
     if probe.returncode != 0 or subprocess.run([str(tmp_path / "probe")]).returncode != 0:
         pytest.skip(f"the compiler has no {sanitizers} sanitizer that runs here")
-    for dtype, int8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
-        run_steps(tmp_path, dtype, compiler, flags, [], int8=int8)
+    compact = ["compact"] * CpuBackend(1).keeps_compact
+    kinds = [(torch.float32, None), *((torch.bfloat16, precision) for precision in (None, "int8", *compact))]
+    for dtype, precision in kinds:
+        run_steps(tmp_path, dtype, compiler, flags, [], precision=precision)
