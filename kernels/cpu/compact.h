@@ -145,20 +145,21 @@ struct CompactLinear {
     CompactPacker packer(steps, shelf);
     missing_ -= outputs;
     if (outputs < outputs_) {
-      plain_.resize(panels.size() * panel_size());
-      plain(panels.size()).load(source, outputs, columns);
+      const Linear<Bf16> all = plain(panels.size());
+      all.load(source, outputs, columns);
       if (missing_ > 0) return;
-      for (size_t i = 0; i < panels.size(); i++) panels[i] = packer.pack(&plain_[i * panel_size()]);
+      for (size_t i = 0; i < panels.size(); i++) panels[i] = packer.pack(all.panel(i));
     } else {
+      const Linear<Bf16> one = plain(1);
       for (CompactPanel& panel : panels) {
-        plain_.assign(panel_size(), 0);
-        plain(1).load(source, std::min<int64_t>(outputs, kPanel), columns);
-        panel = packer.pack(plain_.data());
+        std::fill_n(one.panels, panel_size(), 0);
+        one.load(source, std::min<int64_t>(outputs, kPanel), columns);
+        panel = packer.pack(one.panels);
         source += kPanel * inputs;
         outputs -= kPanel;
       }
     }
-    plain_ = {};
+    plain_.release();
   }
 
   // All weights of one output.
@@ -183,9 +184,10 @@ struct CompactLinear {
   }
 
  private:
+  // So many panels, zero at first, for weights to wait in.
   Linear<Bf16> plain(int64_t count) {
     Linear<Bf16> result;
-    result.panels = plain_.data();
+    result.panels = reinterpret_cast<bf16*>(plain_.grow(count * panel_size() * sizeof(bf16)));
     result.panel_count = count;
     result.inputs = inputs;
     result.steps = steps;
@@ -193,7 +195,7 @@ struct CompactLinear {
   }
 
   int64_t outputs_ = 0, missing_ = 0;  // of which have not come yet
-  std::vector<bf16> plain_;            // panels of Linear, while they wait to be packed
+  Mapping plain_;                      // given back whole, where the heap would keep it
 };
 
 // Rows of a register tile: of both vectors of a panel, and of one after the other; six registers more are for the weights.

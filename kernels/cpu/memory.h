@@ -45,12 +45,13 @@ class Mapping {
     return base_;
   }
 
- private:
   void release() {
     if (base_) munmap(base_, bytes_);
     base_ = nullptr;
     bytes_ = 0;
   }
+
+ private:
   char* base_ = nullptr;
   size_t bytes_ = 0;
 };
