@@ -28,7 +28,7 @@ export class Panel {
   clear() {
     this.turns.clear();
     this.scroll.replaceChildren();
-    this.follows = true;
+    Object.assign(this, { follows: true, top: 0 });
     this.reveal(null, false);
     this.mark("");
   }
@@ -42,8 +42,7 @@ export class Panel {
     this.scroll.append(el("article", { class: "turn" }, question(prompt), answer));
     const turn = { blocks, after, answer };
     this.turns.set(number, turn);
-    this.follows = true;
-    this.keepUp();
+    this.goToEnd();
     return turn;
   }
 
@@ -122,14 +121,19 @@ export class Panel {
   }
 
   keepUp() {
-    if (this.follows) this.scroll.scrollTop = this.scroll.scrollHeight;
-    else this.end.hidden = false;
+    this.notice(); // of a scroll the browser may not have told yet
+    if (this.follows) this.goToEnd();
+  }
+
+  goToEnd() {
+    this.follows = true;
+    this.scroll.scrollTop = this.scroll.scrollHeight;
+    this.top = this.scroll.scrollTop;
+    this.end.hidden = true;
   }
 
   toEnd() {
-    this.follows = true;
-    this.keepUp();
-    this.end.hidden = true;
+    this.goToEnd();
     this.scroll.focus({ preventScroll: true });
   }
 }

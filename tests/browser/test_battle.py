@@ -273,7 +273,12 @@ def test_reader_who_scrolls_up_is_left_alone_and_can_jump_to_the_end(site, open_
     visit = open_site(site).ask(until="streaming")
     page = visit.page
     visit.eventually("document.querySelector('#chat-a .scroll').scrollTop > 100")
-    page.evaluate("document.querySelector('#chat-a .scroll').scrollTop = 0")
+    page.evaluate(
+        """() => {
+            document.querySelector('#chat-a .scroll').scrollTop = 0;
+            for (const end = performance.now() + 300; performance.now() < end; ); // more words come before the event
+        }"""
+    )
     page.wait_for_selector("#chat-a .to-end:visible")
     page.wait_for_timeout(400)
     assert page.evaluate("document.querySelector('#chat-a .scroll').scrollTop") == 0
