@@ -10,11 +10,14 @@ import httpx
 import pytest
 
 from app.errors import ArenaError, BadInput, NameTaken, NotFound
-from app.model_rules import RULES, SOUND_SAMPLING, check_path, checked, checked_name
+from app.model_rules import PRECISIONS, RULES, SOUND_SAMPLING, check_path, checked, checked_name
 from app.registry import DEFAULT_MODELS
 from app.views.admin import FIELDS as FORM
 from app.views.admin import _register as register
 from app.views.words import LANGUAGES, words_for
+from engine.config import PRECISIONS as OF_THE_ENGINE
+from kernels.cpu import binding
+from kernels.spec import KEPT_BYTES
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import ADMIN_PASSWORD, Website, free_port, until
 
@@ -444,3 +447,8 @@ def test_the_admin_api_adds_changes_and_retires(site):
 
 def test_arena_errors_are_what_the_registry_raises():
     assert issubclass(BadInput, ArenaError) and issubclass(NameTaken, ArenaError)
+
+
+def test_website_engine_and_kernels_have_the_same_precisions():
+    """In processes, and a language, that may not import one another."""
+    assert PRECISIONS == OF_THE_ENGINE == tuple(KEPT_BYTES) == binding.PRECISIONS[1:]
