@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
-import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from engine.child import PeakMemory
 from engine.config import FIELDS, EngineConfig
 from tests.engine.server_fixture import tiny_folder
 from tests.engine.tiny import tiny_tokenizer
+from tests.waiting import until
 
 TOKENIZER = tiny_tokenizer(adds_bos=False)
 
@@ -201,14 +201,19 @@ def test_child_gets_every_setting_but_where_to_listen():
 
 
 def test_peak_memory_sees_what_was_held_and_given_back():
-    gc.collect()  # what other tests have left, lest it go meanwhile
-    with PeakMemory(os.getpid()) as before:
-        pass
-    with PeakMemory(os.getpid()) as peak:
-        held = bytearray(os.urandom(1024)) * (200 * 1024)
-        peak._over.wait(0.6)
-        del held
-    assert peak.mib - before.mib > 150
+    code = "held = b'x' * (150 << 20); print(flush=True); input(); del held; print(flush=True); open(0).read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with PeakMemory(process.pid, every_seconds=0.01) as peak:
+            until(lambda: peak.mib)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            time.sleep(0.1)  # it looks on
+        with PeakMemory(process.pid) as afterwards:
+            pass
+        process.stdin.close()
+    assert peak.mib > 150 > afterwards.mib
 
 
 def test_table_shows_every_row_and_the_battles_of_those_that_have_some():
