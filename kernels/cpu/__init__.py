@@ -150,7 +150,8 @@ class CpuBackend:
             if math.prod(shape) != weight.numel():
                 raise ValueError(f"weight {name} has shape {tuple(weight.shape)}, the decoder needs {shape}")
             layer, slot = (int(name.split(".")[1]), name.split(".")[2]) if name.startswith("layers.") else (0, name)
-            self._library.arena_decoder_load(decoder.handle, layer, binding.SLOTS.index(slot), weight.data_ptr())
+            number = binding.SLOTS.index(slot)
+            _raise(self._library.arena_decoder_load(decoder.handle, layer, number, weight.data_ptr()))
         return decoder
 
     def pack_adapter(self, decoder: CpuDecoder, parts: Mapping[str, LowRank]) -> CpuAdapter:

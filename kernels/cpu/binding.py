@@ -114,7 +114,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         ("arena_engine_close", None, (c_void_p,)),
         ("arena_decoder_open", c_char_p, (POINTER(Traits), POINTER(c_void_p))),
         ("arena_decoder_close", None, (c_void_p,)),
-        ("arena_decoder_load", None, (c_void_p, c_int, c_int, c_void_p)),
+        ("arena_decoder_load", c_char_p, (c_void_p, c_int, c_int, c_void_p)),
         ("arena_adapter_open", c_char_p, (c_void_p, POINTER(c_int32), POINTER(c_float), POINTER(c_void_p))),
         ("arena_adapter_close", None, (c_void_p,)),
         ("arena_adapter_load", None, (c_void_p, c_int, c_int, c_void_p, c_void_p)),

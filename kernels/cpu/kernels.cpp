@@ -30,6 +30,8 @@ const char* guarded(Body body) {
   static thread_local char message[256];
   try {
     return body(message, sizeof message);
+  } catch (const std::bad_alloc&) {
+    return "the system gives no more memory";
   } catch (const std::exception& error) {
     std::snprintf(message, sizeof message, "%s", error.what());
     return message;
@@ -83,8 +85,8 @@ const char* arena_decoder_open(const Traits* traits, AnyDecoder** result) {
 
 void arena_decoder_close(AnyDecoder* decoder) { delete decoder; }
 
-void arena_decoder_load(AnyDecoder* decoder, int layer, int slot, const void* data) {
-  decoder->load(layer, static_cast<Slot>(slot), data);
+const char* arena_decoder_load(AnyDecoder* decoder, int layer, int slot, const void* data) {
+  return guarded([&](char*, size_t) { return decoder->load(layer, static_cast<Slot>(slot), data), nullptr; });
 }
 
 // An adapter of a decoder, which has to outlive it; see adapter.h for its operands.

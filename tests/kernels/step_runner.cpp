@@ -54,7 +54,7 @@ int main(int, char** arguments) {
   require(arena_decoder_open(&traits, &decoder));
   require(arena_engine_open(threads, &engine));
   for (auto place = read<int32_t>(); !place.empty(); place = read<int32_t>())
-    arena_decoder_load(decoder, place[0], place[1], read<char>().data());
+    require(arena_decoder_load(decoder, place[0], place[1], read<char>().data()));
 
   std::vector<AnyAdapter*> adapters;
   for (auto ranks = read<int32_t>(); !ranks.empty(); ranks = read<int32_t>()) {

@@ -1,5 +1,8 @@
 """Compact weights: bf16 to the bit, whatever the bits are, and the values of the reference."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -64,6 +67,25 @@ def test_logits_are_those_of_plain_weights(cpu, spread, rows):
     )
     assert (compact - plain).abs().max() <= BF16_BOUND * plain.abs().max()
     assert spread < 40 or torch.equal(compact, plain)
+
+
+def test_a_system_without_memory_for_them_is_an_error_and_not_the_end_of_the_process():
+    code = """
+import resource, torch
+from kernels.cpu import CpuBackend
+from tests.kernels.decoders import llama_traits, random_weights
+
+traits, cpu = llama_traits(), CpuBackend(1)
+weights = random_weights(traits)
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**25, resource.RLIM_INFINITY))
+try:
+    cpu.pack(traits, weights, torch.bfloat16, precision="compact")
+except ValueError as error:
+    print(error)
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stdout) == (0, "the system gives no more memory\n")
 
 
 def test_who_cannot_keep_them_says_why(cpu):
