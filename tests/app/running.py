@@ -23,6 +23,7 @@ from app.web import create_app
 from db import queries
 from db.connect import Database
 from tests.databases import migrated_file
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -108,16 +109,6 @@ def fill(url: str, models: Sequence[tuple[str, str]], sampling: dict[str, Any]) 
             if name not in known:
                 queries.add_model(session, name=name, source=source, sampling=sampling, now=datetime.now(UTC))
     database.close()
-
-
-def until(true: Callable[[], Any], *, seconds: float = 10) -> Any:
-    """The first true value of `true()`; fails after that time."""
-    ends = time.monotonic() + seconds
-    while True:
-        if value := true():
-            return value
-        assert time.monotonic() < ends, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -17,8 +17,9 @@ from app.errors import TooMany
 from app.matchmaking import Pair
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import Website, until
+from tests.app.running import Website
 from tests.db.rows import add_models, add_visitor
+from tests.waiting import until
 
 SLOW = Script.of("slow words here " * 20, pause_seconds=0.05)
 

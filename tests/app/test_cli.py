@@ -18,7 +18,8 @@ import pytest
 from app.cli import main
 from app.service_file import ServiceFile
 from tests.app.fake_engine import FakeEngine
-from tests.app.running import Website, fill, free_port, until
+from tests.app.running import Website, fill, free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 ARENA = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]

@@ -11,7 +11,8 @@ import pytest
 
 from app.engine_client import EngineClient, EngineRefused, EngineSilent, EngineUnreachable, ModelSpec
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import free_port, until
+from tests.app.running import free_port
+from tests.waiting import until
 
 ASK = [{"role": "user", "content": "Hello"}]
 

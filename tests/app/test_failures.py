@@ -20,7 +20,8 @@ from app.errors import SIDE_FAILED
 from app.registry import FRESH_SECONDS
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import Website, until
+from tests.app.running import Website
+from tests.waiting import until
 
 LONG = Script.of("word " * 5000, pause_seconds=0.01)
 

@@ -11,8 +11,9 @@ import pytest
 
 from app.errors import SIDE_FAILED, ArenaError
 from db.tables import Battle
-from tests.app.running import Website, until
+from tests.app.running import Website
 from tests.engine.server_fixture import SPOKEN, TinyModel
+from tests.waiting import until
 
 ENDLESS = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 400}
 MODELS = [

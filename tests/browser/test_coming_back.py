@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.app.fake_engine import Script
-from tests.app.running import until
 from tests.browser.conftest import one_site
+from tests.waiting import until
 
 STORY = " ".join(f"word{number}" for number in range(400))
 

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from app.views import VIEWS
-from tests.app.running import ADMIN_PASSWORD, until
+from tests.app.running import ADMIN_PASSWORD
 from tests.browser.conftest import PHONE
+from tests.waiting import until
 
 PATHS = [view.path for view in VIEWS]
 READABLE = 4.5  # WCAG 2.2, AA, text

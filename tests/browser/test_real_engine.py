@@ -8,8 +8,9 @@ import httpx
 import playwright.sync_api
 import pytest
 
-from tests.app.running import ADMIN_PASSWORD, Website, until
+from tests.app.running import ADMIN_PASSWORD, Website
 from tests.engine.server_fixture import EngineProcess, TinyModel
+from tests.waiting import until
 
 LLAMA = TinyModel("zebra-one")
 GEMMA = TinyModel("giraffe-two", family="gemma3")

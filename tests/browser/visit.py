@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from playwright.sync_api import Locator, Page
 
-from tests.app.running import Website, until
+from tests.app.running import Website
+from tests.waiting import until
 
 QUESTION = "Why is the sky blue?"
 VOTES = {"a": "#vote-a", "b": "#vote-b", "tie": "#vote-tie", "both_bad": "#vote-bad"}

@@ -29,6 +29,7 @@ from engine.sequence import SamplingParams
 from kernels.spec import StepBatch
 from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner
 from tests.engine.rig import Rig
+from tests.waiting import until
 
 GEOMETRIES = {"full": FULL, "hybrid": HYBRID, "sliding": SLIDING, "two windows": TWO_WINDOWS}
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -549,7 +550,7 @@ def test_models_share_weights_and_prefixes_only_in_one_precision():
     engine = engine_with(load)
     for name, precision in (("a", None), ("b", "int8"), ("c", "int8"), ("d", None)):
         engine.put_model(ModelSpec(name, "one", precision=precision))
-    wait_for(lambda: all(status.status == "ready" for status in engine.models()))
+    until(lambda: all(status.status == "ready" for status in engine.models()))
     assert sorted(loads, key=str) == [("one", "int8"), ("one", None)]
     assert set(engine.kv()["checkpoints"]) == {"one", "one as int8"}
     assert [engine.kv()["models"][name]["checkpoint"] for name in "ab"] == ["one", "one as int8"]
@@ -712,13 +713,6 @@ def engine_with(load) -> Engine:
     return engine
 
 
-def wait_for(holds, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
-
-
 def status_of(engine: Engine, name: str):
     return next(status for status in engine.models() if status.name == name)
 
@@ -736,12 +730,12 @@ def test_loading_shows_how_far_it_is_and_two_models_share_it(loading):
     engine, load = loading
     for name in ("one", "two"):
         assert engine.put_model(ModelSpec(name, "a")).status == "loading"
-    wait_for(lambda: status_of(engine, "two").done == 2)
+    until(lambda: status_of(engine, "two").done == 2)
     assert (status_of(engine, "one").total, status_of(engine, "one").unit) == (4, "bytes")
     with pytest.raises(ModelNotReady, match="still loading"):
         engine.runner_of("one")
     load.go_on.set()
-    wait_for(lambda: status_of(engine, "one").status == status_of(engine, "two").status == "ready")
+    until(lambda: status_of(engine, "one").status == status_of(engine, "two").status == "ready")
     assert load.loads == 1
     assert engine.runner_of("one")[0] is engine.runner_of("two")[0]
     assert engine.runner_of("one")[1].context_length == status_of(engine, "one").context_length
@@ -753,23 +747,23 @@ def test_a_failed_load_says_why_and_is_tried_again_on_request(loading, problem):
     load.problem = problem
     load.go_on.set()
     engine.put_model(ModelSpec("one", "a"))
-    wait_for(lambda: status_of(engine, "one").status == "failed")
+    until(lambda: status_of(engine, "one").status == "failed")
     assert str(problem) in status_of(engine, "one").reason
     load.problem = None
     assert engine.put_model(ModelSpec("one", "a")).status == "loading"
-    wait_for(lambda: status_of(engine, "one").status == "ready")
+    until(lambda: status_of(engine, "one").status == "ready")
 
 
 def test_a_model_deleted_while_loading_stops_the_load(loading):
     engine, load = loading
     engine.put_model(ModelSpec("one", "a"))
-    wait_for(lambda: load.loads == 1)
+    until(lambda: load.loads == 1)
     engine.delete_model("one")
-    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
+    until(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
     assert engine.models() == []
     load.go_on.set()
     engine.put_model(ModelSpec("one", "a"))
-    wait_for(lambda: status_of(engine, "one").status == "ready")
+    until(lambda: status_of(engine, "one").status == "ready")
     assert load.loads == 2
 
 
@@ -785,7 +779,7 @@ def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
     engine.delete_model("one")
     assert engine.kv()["checkpoints"] == {}
     go_on.set()
-    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
+    until(lambda: not [t for t in threading.enumerate() if t.name == "load a"])
     assert engine.kv()["checkpoints"] == {} and not engine.memory.spaces
     engine.close()
 
@@ -798,7 +792,7 @@ def running():
     engine = engine_with(lambda source, precision, adapter, progress: FakeRunner(HYBRID, source))
     for name in "ab":
         engine.put_model(ModelSpec(name, name, SYSTEM_PROMPT))
-    wait_for(lambda: {status.status for status in engine.models()} == {"ready"})
+    until(lambda: {status.status for status in engine.models()} == {"ready"})
     yield engine
     engine.close()
 
@@ -849,10 +843,10 @@ def test_events_of_a_step_are_sent_together_also_the_last_of_an_engine_that_ends
     running._send = lambda: sent.append(len(told)) if told else None
     with_events = [partial(running.submit, "a", words(30, seed), SamplingParams(40), told.append) for seed in range(3)]
     running._ask(lambda: [submit() for submit in with_events])
-    wait_for(lambda: sent[-1:] == [120])
+    until(lambda: sent[-1:] == [120])
     assert sorted(set(sent)) == list(range(3, 121, 3))
     running.submit("a", words(30), SamplingParams(1000), told.append)
-    wait_for(lambda: len(told) > 120)
+    until(lambda: len(told) > 120)
     running.close()
     assert (told[-1].finish_reason, sent[-1]) == ("abort", len(told))
 
@@ -860,7 +854,7 @@ def test_events_of_a_step_are_sent_together_also_the_last_of_an_engine_that_ends
 def test_closing_ends_what_runs(running):
     inbox = Inbox()
     running.submit("a", words(30), SamplingParams(1000), inbox)
-    wait_for(lambda: inbox.events)
+    until(lambda: inbox.events)
     running.close()
     assert inbox.events[-1].finish_reason == "abort"
     assert not running.alive and running.failure is None
@@ -885,7 +879,7 @@ def test_requests_and_questions_that_the_engine_no_longer_hears_are_told(running
     running.submit("a", words(30), SamplingParams(5), inbox)
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_for(lambda: len(running._commands) == 2)
+    until(lambda: len(running._commands) == 2)
     hold.set()
     asking.join(10)
     assert "KeyError" in told[0]
@@ -896,10 +890,10 @@ def test_requests_and_questions_that_the_engine_no_longer_hears_are_told(running
 def test_books_that_do_not_add_up_end_the_thread_visibly(running):
     inbox = Inbox()
     running.submit("a", words(30), SamplingParams(1000), inbox)
-    wait_for(lambda: inbox.events)
+    until(lambda: inbox.events)
     running._ask(lambda: running.memory.pool.take(1))
     assert inbox.ended.wait(10)
-    wait_for(lambda: not running.alive)
+    until(lambda: not running.alive)
     assert inbox.events[-1].finish_reason == "error"
     assert "IntegrityError" in running.failure
     for question in (running.kv, lambda: running.runner_of("a"), lambda: running.put_model(ModelSpec("c", "new"))):
@@ -912,7 +906,7 @@ def test_books_are_checked_at_rest_without_being_asked_to():
     engine = Engine(config, None, lambda source, precision, adapter, progress: FakeRunner(FULL, source))
     engine.start()
     engine._ask(lambda: engine.memory.pool.take(1))
-    wait_for(lambda: not engine.alive)
+    until(lambda: not engine.alive)
     assert "IntegrityError" in engine.failure
 
 

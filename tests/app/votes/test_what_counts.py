@@ -12,8 +12,9 @@ from app.battles import Revealed, _vote
 from app.security import log_signer
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import Website, until
+from tests.app.running import Website
 from tests.db.rows import NOW, add_models, add_visitor, add_votable_battle
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
