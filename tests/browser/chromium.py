@@ -49,15 +49,34 @@ def install() -> None:
 
 
 def main() -> int:
+    """Exit status 1, and a word on what to do, where there is none that runs."""
     path = find()
     if path is None:
-        install()
+        try:
+            install()
+        except subprocess.CalledProcessError as error:
+            print(f"That failed: {error}", file=sys.stderr)
         path = find()
     if path is None:
         print("No Chromium could be installed; set ARENA_CHROMIUM to one.", file=sys.stderr)
         return 1
+    if said := _why_it_does_not_run(path):
+        print(f"{path} does not run here: {said}", file=sys.stderr)
+        print("As root: apt-get install chromium, or python -m playwright install-deps chromium", file=sys.stderr)
+        return 1
     print(f"Browser tests use {path}")
     return 0
+
+
+def _why_it_does_not_run(path: Path) -> str:
+    """Playwright's own build comes without the libraries of the system that it needs."""
+    try:
+        subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=True)
+    except subprocess.CalledProcessError as error:
+        return error.stderr.strip() or f"exit status {error.returncode}"
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":
