@@ -15,6 +15,7 @@ from app.errors import BadInput
 from app.numbers import axis_numbers
 from app.ratings.simulate import PAPER, Coverage, PairingCurve, coverage, pairing
 
+MODELS = {"pairing": 20, "coverage": 5}
 COLOURS = {"uniform": "#ab4611", "active": "#2558c4"}
 WIDTH, HEIGHT, MARGIN = 640, 360, 56
 
@@ -28,7 +29,7 @@ def add_parser(subparsers) -> None:
         description="Draws votes of models whose strengths are known, and shows what the methods make of them.",
     )
     simulate.add_argument("what", nargs="?", choices=("pairing", "coverage"), default="pairing")
-    simulate.add_argument("--models", type=int, default=20, metavar="N", help="models (default: %(default)s)")
+    simulate.add_argument("--models", type=int, metavar="N", help="models (default: 20, and 5 for coverage)")
     simulate.add_argument(
         "--spread", type=float, default=1.5, help="standard deviation of their strengths (default: %(default)s)"
     )
@@ -48,15 +49,16 @@ def add_parser(subparsers) -> None:
 
 def simulate_command(args: argparse.Namespace) -> int:
     """Raises BadInput for numbers that nothing can be drawn from."""
-    if args.models < 2 or args.runs < 1 or args.votes < 200 or not 0 < args.width < 2 or args.spread < 0:
+    models = MODELS[args.what] if args.models is None else args.models
+    if models < 2 or args.runs < 1 or args.votes < 200 or not 0 < args.width < 2 or args.spread < 0:
         raise BadInput("it takes 2 models, 1 run, 200 votes, a width between 0 and 2 and a spread that is not negative")
     if args.what == "coverage":
         if args.plot:
             raise BadInput("--plot draws the curves of pairing, and coverage has none")
-        found = coverage(models=args.models, votes=args.votes, runs=args.runs, seed=args.seed)
+        found = coverage(models=models, votes=args.votes, runs=args.runs, seed=args.seed)
         print(json.dumps(asdict(found), indent=2) if args.json else coverage_text(found))
         return 0
-    strengths = np.random.default_rng(args.seed).normal(0, args.spread, args.models)
+    strengths = np.random.default_rng(args.seed).normal(0, args.spread, models)
     curves = pairing(strengths=strengths, width=args.width, seed=args.seed)
     if args.plot:
         try:
@@ -64,7 +66,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         except OSError as error:
             raise BadInput(f"cannot write {args.plot}: {error.strerror}") from error
     if args.json:
-        told = {"models": args.models, "spread": args.spread, "width": args.width, "seed": args.seed, "paper": PAPER}
+        told = {"models": models, "spread": args.spread, "width": args.width, "seed": args.seed, "paper": PAPER}
         print(json.dumps(told | {"rules": {curve.rule: asdict(curve) for curve in curves}}, indent=2))
     else:
         print(pairing_text(curves, args.width))

@@ -41,7 +41,7 @@ class Coverage:
     seed: int
 
 
-def coverage(*, models: int = 5, votes: int = 2000, look_every: int = 50, runs: int = 100, seed: int = 0) -> Coverage:
+def coverage(*, models: int, votes: int = 2000, look_every: int = 50, runs: int = 100, seed: int = 0) -> Coverage:
     """Boards looked at again and again while their votes come in."""
     rng = np.random.default_rng(seed)
     looks = range(look_every * 2, votes + 1, look_every)

@@ -32,7 +32,17 @@ def test_same_seed_gives_the_same_numbers_and_another_others(capsys):
     assert told[0] == told[1] != told[2]
 
 
-@pytest.mark.parametrize("words", [("--models", "1"), ("--width", "3"), ("coverage", "--plot", "x.svg")])
+def test_coverage_is_of_as_many_models_as_docs_ratings_says(capsys):
+    told = []
+    for models in ((), ("--models", "5")):
+        simulate("coverage", "--votes", "300", "--runs", "2", "--json", *models)
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "words", [("--models", "1"), ("--models", "0"), ("--width", "3"), ("coverage", "--plot", "x.svg")]
+)
 def test_what_cannot_be_simulated_is_said(words, capsys):
     assert simulate(*words) == 1
     assert capsys.readouterr().err.startswith("arena: ")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 
 import pytest
 from starlette.requests import Request
 
+from app.config import AppConfig
 from app.errors import ForeignOrigin
-from app.security import Secret, client_address, refuse_foreign_origin
+from app.security import Secret, client_address, log_signer, refuse_foreign_origin
 
 PROXIES = (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("fd00::/8"))
 
@@ -70,3 +72,10 @@ def test_a_change_is_taken_from_our_own_pages_only(method, headers, foreign):
             refuse_foreign_origin(method, Headers(headers))
     else:
         refuse_foreign_origin(method, Headers(headers))
+
+
+@pytest.mark.parametrize("configured", ["", "a key"])
+def test_head_of_the_vote_log_is_signed_as_docs_votes_says(configured, tmp_path):
+    signed = log_signer(AppConfig(data_folder=tmp_path, vote_log_key=configured))("votes 3 5f2c 0")
+    key = configured.encode() or (tmp_path / "secret.key").read_bytes()
+    assert signed == hmac.new(key, b"vote log\0votes 3 5f2c 0", "sha256").hexdigest()
