@@ -86,7 +86,8 @@ class AppConfig:
     )
     secure_cookies: bool = setting(False, "Whether cookies are sent over https only, even where we see plain http.")
     trusted_proxies: tuple[str, ...] = setting(
-        (), "Addresses or networks of reverse proxies whose X-Forwarded-For and -Proto are believed."
+        (),
+        "Addresses or networks of reverse proxies, separated by commas, whose X-Forwarded-For and -Proto are believed.",
     )
     battles_per_visitor: int = setting(100, "Battles one visitor may start in an hour.", unit="battles", least=1)
     battles_per_address: int = setting(

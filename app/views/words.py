@@ -472,6 +472,7 @@ TABLE: dict[str, tuple[str, str]] = {
             "context_least": "上下文长度须为整数，至少 16 个词元。",
             "context_most": "上下文长度为 {asked} 个词元；{source} 最多允许 {allowed} 个。",
             "key_is_a_name": "这里填环境变量的名称，而不是密钥本身。",
+            "key_named_as_setting": "以 ARENA_ 开头的名称属于竞技场的设置，请换一个名称。",
             "key_without_endpoint": "密钥变量只用于远程接口（openai:…）。",
             "template_of_endpoint": "远程接口自带对话模板。",
             "precision": "权重精度须为 {names}，留空则取引擎的精度，而不是 {value}。",

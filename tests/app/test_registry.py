@@ -10,16 +10,18 @@ import httpx
 import pytest
 
 from app.errors import ArenaError, BadInput, NameTaken, NotFound
-from app.model_rules import PRECISIONS, RULES, SOUND_SAMPLING, check_path, checked, checked_name
+from app.model_rules import LOCAL_SOURCES, PRECISIONS, RULES, SOUND_SAMPLING, check_path, checked, checked_name
 from app.registry import DEFAULT_MODELS
 from app.views.admin import FIELDS as FORM
 from app.views.admin import _register as register
 from app.views.words import LANGUAGES, words_for
+from engine.checkpoints.pypi import CHECKPOINTS
 from engine.config import PRECISIONS as OF_THE_ENGINE
 from kernels.cpu import binding
 from kernels.spec import KEPT_BYTES
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import ADMIN_PASSWORD, Website, free_port, until
+from tests.app.running import ADMIN_PASSWORD, Website, free_port
+from tests.waiting import until
 
 KEY = {"Authorization": f"Bearer {ADMIN_PASSWORD}"}
 
@@ -281,6 +283,7 @@ def test_names_that_are_none(name):
         ({"source": "path:/x", "context_length": 3}, "context_length"),
         ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
         ({"source": "openai:https://h/v1#x", "endpoint_key_env": "sk-123"}, "name of an environment variable"),
+        ({"source": "openai:https://h/v1#x", "endpoint_key_env": "ARENA_KEY"}, "settings of the arena"),
         ({"source": "openai:https://h/v1#x", "chat_template": "plain-roles"}, "of its own"),
         ({"source": "openai:https://h/v1#x", "precision": "int8"}, "of its own"),
         ({"source": "path:/x", "precision": "int3"}, "precision must be int8"),
@@ -452,3 +455,7 @@ def test_arena_errors_are_what_the_registry_raises():
 def test_website_engine_and_kernels_have_the_same_precisions():
     """In processes, and a language, that may not import one another."""
     assert PRECISIONS == OF_THE_ENGINE == tuple(KEPT_BYTES) == binding.PRECISIONS[1:]
+
+
+def test_website_names_the_checkpoints_that_the_engine_has():
+    assert re.findall(r"pypi:([\w-]+)", LOCAL_SOURCES["pypi"]) == list(CHECKPOINTS)
