@@ -9,7 +9,7 @@ RUN apt-get update \
 WORKDIR /srv/arena
 # Empty takes torch from the default index; PyTorch's CPU wheel index keeps CUDA out of the image.
 ARG TORCH_INDEX=
-ENV ARENA_CACHE=/data/cache ARENA_DATA_FOLDER=/data PYTHONUNBUFFERED=1 PATH=/srv/arena/.venv/bin:$PATH
+ENV ARENA_CACHE=/data/cache ARENA_DATA_FOLDER=/data PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PATH=/srv/arena/.venv/bin:$PATH
 
 COPY . .
 RUN make install TORCH_INDEX=${TORCH_INDEX}

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where plain pip would take a CUDA build of torch and you have no GPU: make run TORCH_INDEX=<PyTorch's CPU wheel index>
 TORCH_INDEX ?=
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
-PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+PIP_TORCH := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 ARGS ?=
 
 .PHONY: help run test check format bench bench-peers install pull tools clean
@@ -47,7 +47,7 @@ tools:
 	@command -v $(PYTHON) >/dev/null || { echo "missing: Python 3.11 or newer  (Debian, Ubuntu: apt-get install python3 python3-venv)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "missing: Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Another one: make run PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: Python's venv module  (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
-	@command -v $${CXX:-c++} >/dev/null || { echo "missing: a C++ compiler  (Debian, Ubuntu: apt-get install build-essential)"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "missing: a C++ compiler  (Debian, Ubuntu: apt-get install build-essential)"; exit 1; }
 
 $(VENV)/.installed: pyproject.toml constraints.txt | tools
 	@echo "Installing Paged Arena into $(VENV) (once; a few minutes)"

@@ -204,10 +204,6 @@ def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
 
 
 def _postgresql_engine(url: URL, busy_timeout_seconds: float, max_connections: int) -> Engine:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise ValueError("PostgreSQL needs its driver: pip install 'paged-arena[postgres]'") from error
     milliseconds = int(busy_timeout_seconds * 1000)
     return sqlalchemy.create_engine(
         url,

@@ -75,6 +75,11 @@ def test_readme_leads_to_every_page_of_the_documents():
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\(docs/([\w.]+)\)", readme))
 
 
+def test_what_the_containers_must_be_told_is_in_the_documents():
+    needed = set(re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text()))
+    assert needed == set(re.findall(r"(\w+)=%s", (ROOT / "docs" / "running.md").read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize("document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_files_that_a_document_points_to_exist(document):
     text = document.read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.cli import build_parser
 
@@ -97,3 +98,21 @@ def test_image_ends_in_what_make_run_ends_in_with_nothing_between():
     assert build_parser().parse_args(command[1:]).host == "0.0.0.0"
     recipe = re.search(r"^run:.*\n\t@(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert recipe == "exec $(BIN)/arena serve $(ARGS)"
+
+
+def test_containers_have_the_driver_of_their_database():
+    driver = re.search(r"ARENA_DATABASE_URL: postgresql\+(\w+)", (ROOT / "compose.yaml").read_text())[1]
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert driver in {re.match(r"[\w-]+", each)[0] for each in dependencies}
+
+
+def test_arena_waits_until_its_database_listens_to_the_network():
+    """While PostgreSQL sets itself up it is ready on its socket alone."""
+    database = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["database"]["healthcheck"]
+    assert database["test"][:4] == ["CMD", "pg_isready", "-h", "127.0.0.1"]
+    assert int(database["interval"].rstrip("s")) * database["retries"] >= 60
+
+
+@pytest.mark.parametrize("ignored", [".gitignore", ".dockerignore"])
+def test_passwords_of_the_containers_get_into_no_commit_and_no_image(ignored):
+    assert ".env" in (ROOT / ignored).read_text().splitlines()
