@@ -74,7 +74,7 @@ def test_a_change_is_taken_from_our_own_pages_only(method, headers, foreign):
         refuse_foreign_origin(method, Headers(headers))
 
 
-@pytest.mark.parametrize("configured", ["", "a key"])
+@pytest.mark.parametrize("configured", ["", "a key of our own"])
 def test_head_of_the_vote_log_is_signed_as_docs_votes_says(configured, tmp_path):
     signed = log_signer(AppConfig(data_folder=tmp_path, vote_log_key=configured))("votes 3 5f2c 0")
     key = configured.encode() or (tmp_path / "secret.key").read_bytes()
