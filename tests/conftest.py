@@ -1,4 +1,8 @@
-"""What several folders of tests share: the databases, and which file begins first where two workers share the suite."""
+"""What several folders of tests share: the databases, the examples of properties, and which file begins first.
+
+Hypothesis tries the same examples in every run, so that a change is judged by what it changes; others with
+`HYPOTHESIS_PROFILE=random make test`, which is how to look for faults nobody has met.
+"""
 
 import os
 
@@ -6,6 +10,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first impo
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker has one processor: threads of two would wait for one another
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.databases"]
 
@@ -23,6 +28,10 @@ LONG_FILES = (
     "bench/test_rounds.py",
     "engine/test_core_properties.py",
 )
+
+settings.register_profile("landing", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "landing"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

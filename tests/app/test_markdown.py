@@ -70,7 +70,7 @@ def test_code_is_coloured_by_classes():
 
 @example(["- a\n", "*", "b*"], [1])
 @example(["para\n", "a|b\n", "-|-", "|x"], [1])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=25), st.lists(st.integers(1, 6), min_size=1, max_size=8))
 def test_a_growing_answer_ends_as_if_it_had_come_at_once(pieces, sizes):
     """And a block that was called final is never told again."""
@@ -95,7 +95,7 @@ def test_a_growing_answer_ends_as_if_it_had_come_at_once(pieces, sizes):
 @example(["_b_", "c"])
 @example(["- a\n\n      b", " c"])
 @example(["> a\nb", ' "c" ', "d"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([*PIECES, "a", "word ", " and", "你好，", "7", ". "]), max_size=20))
 def test_what_is_shown_is_at_every_moment_what_the_whole_text_would_show(pieces):
     """Also where plain words were put at the end of a block without parsing it again."""

@@ -146,6 +146,6 @@ class EngineUnderFire(RuleBasedStateMachine):
 
 
 EngineUnderFire.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestEngineUnderFire = EngineUnderFire.TestCase

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv.blocks import Block, IntegrityError
@@ -186,7 +186,6 @@ def test_a_block_that_leaves_the_window_of_one_sharer_stays_for_the_other():
     assert kv.used_pages() == 0
 
 
-@settings(deadline=None)
 @given(data=st.data(), geometry=st.sampled_from([FULL, HYBRID, SLIDING, TWO_WINDOWS]))
 def test_a_hit_is_the_longest_prefix_whose_visible_blocks_are_all_there(data, geometry):
     kv = manager(pages=200)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import CheckpointError
@@ -45,14 +45,12 @@ def test_a_page_too_small_for_one_head_is_refused_with_both_sizes():
         GroupGeometry(None, 3, 1, 256, FP32).pages_per_block(8_192)
 
 
-@settings(deadline=None)
 @given(window=st.one_of(st.none(), st.integers(1, 70)), position=st.integers(0, 200))
 def test_first_seen_block_is_that_of_the_first_seen_token(window, position):
     seen = [p for p in range(position + 1) if window is None or position - p < window]
     assert first_seen_block(window, position) == seen[0] // BLOCK_TOKENS
 
 
-@settings(deadline=None)
 @given(window=st.integers(1, 70), tokens=st.integers(1, 300), chunk=st.integers(1, 64))
 def test_most_blocks_is_never_exceeded(window, tokens, chunk):
     group = GroupGeometry(window, 1, 1, 64, BF16)

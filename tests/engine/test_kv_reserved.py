@@ -58,7 +58,7 @@ def test_a_run_given_back_joins_its_buddy():
     assert buddy.take(64) == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(total=st.integers(1, 90), asks=st.lists(st.integers(0, 40), max_size=60))
 def test_runs_never_overlap_and_all_comes_back(total, asks):
     buddy, held = Buddy(total), []

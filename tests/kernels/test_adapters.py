@@ -110,7 +110,7 @@ def test_rows_have_the_bits_that_they_have_alone(cpu, dtype, precision):
 
 
 @given(data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_neighbours_of_any_adapter_change_no_bit(cpu, data):
     """Decodes and chunks of one to forty rows, each of some adapter or none, in any order."""
     traits, dtype = TRAITS["llama, 16, one kv head"], data.draw(st.sampled_from([torch.float32, torch.bfloat16]))

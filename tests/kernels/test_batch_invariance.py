@@ -64,7 +64,7 @@ def test_decoding_gives_the_bits_of_prefill(cpu, expected):
 
 
 @given(data=st.data())
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_chunks_give_the_same_bits(cpu, expected, data):
     decoder, prompt, logits = expected
     cuts = data.draw(st.lists(st.integers(1, LENGTH - 1), max_size=12, unique=True).map(sorted))

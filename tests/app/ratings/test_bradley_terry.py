@@ -143,20 +143,20 @@ def assert_same(one: Board, other: Board, name=lambda model: model) -> None:
         assert (row.votes, row.wins) == (same.votes, same.wins)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played, st.randoms(use_true_random=False))
 def test_order_of_votes_does_not_matter(played, random):
     shuffled = random.sample(played, len(played))
     assert_same(rate(Games.of(played)), rate(Games.of(shuffled)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played)
 def test_swapping_the_sides_of_votes_does_not_matter(played):
     assert_same(rate(Games.of(played)), rate(Games.of([(right, left, 1 - score) for left, right, score in played])))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played)
 def test_swapping_wins_and_losses_mirrors_the_ratings(played):
     board = rate(Games.of(played))
@@ -165,7 +165,7 @@ def test_swapping_wins_and_losses_mirrors_the_ratings(played):
     assert ratings(board) == pytest.approx(opposite, abs=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played)
 def test_renaming_only_relabels(played):
     def renamed(model: str) -> str:
@@ -175,7 +175,7 @@ def test_renaming_only_relabels(played):
     assert_same(rate(Games.of(played)), rate(other), renamed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played)
 def test_ratings_are_finite_centred_and_inside_their_intervals(played):
     board = rate(Games.of(played))
@@ -188,7 +188,7 @@ def test_ratings_are_finite_centred_and_inside_their_intervals(played):
     assert sum(row.wins for row in board.rows) == sum(score != 0.5 for _, _, score in played)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(games_played)
 def test_fit_is_a_maximum_where_no_prior_is_needed(played):
     """What a model scored is what its strength made one expect: the equation of the maximum."""
@@ -206,7 +206,7 @@ def test_fit_is_a_maximum_where_no_prior_is_needed(played):
     assert scored == pytest.approx(expected, abs=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(games_played)
 def test_prior_is_used_exactly_where_some_models_never_lost_to_the_others(played):
     """Brute force over all ways to part the models in two."""
@@ -223,7 +223,7 @@ def test_prior_is_used_exactly_where_some_models_never_lost_to_the_others(played
     assert (fit(Cells.of(games)).prior_weight > 0) == parted
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(games_played)
 def test_bootstrap_is_the_same_each_time(played):
     one, other = (rate(Games.of(played), ci="bootstrap", rounds=20) for _ in range(2))
