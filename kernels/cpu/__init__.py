@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels import BackendUnavailable
 from kernels.cpu import binding, build
 from kernels.spec import (
     ADAPTABLE,
@@ -111,16 +112,18 @@ class CpuBackend:
     device = torch.device("cpu")
 
     def __init__(self, threads: int | None = None, *, cache_folder: Path | None = None, isa: str = "native"):
-        """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS)."""
-        torch.set_num_threads(1)  # OpenMP's go on spinning after each call, beside ours
+        """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS). Raises
+        BackendUnavailable."""
         self._library = binding.open_library(build.shared_object(isa, cache_folder))
         self.threads = threads or len(os.sched_getaffinity(0))
         self.isa = self._library.arena_isa().decode()
         self.keeps_compact = bool(self._library.arena_keeps_compact())
         self.name = f"cpu ({self.isa}, {self.threads} threads)"
         self._engine = ctypes.c_void_p()
-        _raise(self._library.arena_engine_open(self.threads, ctypes.byref(self._engine)))
+        if reason := self._library.arena_engine_open(self.threads, ctypes.byref(self._engine)):
+            raise BackendUnavailable(f"cannot start {self.threads} threads: {reason.decode()}")
         weakref.finalize(self, self._library.arena_engine_close, self._engine).atexit = False
+        torch.set_num_threads(1)  # OpenMP's go on spinning after each call, beside ours
 
     def unsupported(self, traits: DecoderTraits, dtype: torch.dtype, *, precision: str | None = None) -> str | None:
         if dtype not in (torch.bfloat16, torch.float32):

@@ -6,6 +6,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from kernels import BackendUnavailable
+
 ACTIVATIONS = ("silu", "gelu_tanh")
 PRECISIONS = (None, "int8", "compact")  # of weights, in the order of layout.h
 SLOTS = (
@@ -105,8 +107,11 @@ def double_array(values) -> ctypes.Array:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """The library with its argument types declared."""
-    library = ctypes.CDLL(str(path))
+    """The library with its argument types declared. Raises BackendUnavailable where the system does not load it."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # such as a file system on which nothing may be executed; names the path
+        raise BackendUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
     for name, result, arguments in (
         ("arena_isa", c_char_p, ()),
         ("arena_keeps_compact", c_int, ()),

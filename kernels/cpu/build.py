@@ -3,7 +3,8 @@
 The file's name carries a hash of everything that decides its content (sources, compiler, flags, processor), so that
 neither an update nor a home folder shared by unlike machines can load the wrong one. Of two processes that would build
 at once, the second waits for what the first one builds; where the file system knows no locks each builds its own, and
-the rename that puts it in place is atomic.
+the rename that puts it in place is atomic. A digest behind the library, where the loader does not look, tells one that
+a power cut or a full disk cut short: it is built anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 SOURCE_FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
+_SEAL_BYTES = hashlib.sha256().digest_size
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -64,19 +66,33 @@ def find_compiler() -> str:
 
 
 def shared_object(isa: str = "native", cache_folder: Path | None = None) -> Path:
-    """The compiled library, built where the cache does not hold it yet. Raises BackendUnavailable."""
+    """The compiled library, built where the cache does not hold it whole. Raises BackendUnavailable."""
     compiler, flags = find_compiler(), (*FLAGS, *ISA_FLAGS[isa])
-    folder = cache_folder or default_cache_folder()
-    path = folder / f"cpu-{isa}-{_digest(compiler, flags)}.so"
-    if not path.exists():
-        try:
+    folder = (cache_folder or default_cache_folder()).absolute()  # the loader looks for a bare name elsewhere
+    try:
+        path = folder / f"cpu-{isa}-{_digest(compiler, flags)}.so"
+        if not _is_whole(path):
             folder.mkdir(parents=True, exist_ok=True)
             with _turn_in(folder):
-                if not path.exists():
+                if not _is_whole(path):
                     _compile(compiler, flags, path)
-        except OSError as error:
-            raise BackendUnavailable(f"cannot build in {folder}: {error}") from error
+    except OSError as error:
+        raise BackendUnavailable(f"cannot build in {folder}: {error}") from error
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return content[-_SEAL_BYTES:] == hashlib.sha256(content[:-_SEAL_BYTES]).digest()
+
+
+def _seal(path: Path) -> None:
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as file:
+        file.write(digest)
 
 
 @contextlib.contextmanager
@@ -119,5 +135,6 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BackendUnavailable(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+        _seal(built)
         os.replace(built, path)
     log.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)

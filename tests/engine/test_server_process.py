@@ -93,13 +93,15 @@ def test_engine_ends_with_the_process_that_started_it():
         (["--dtype", "int3"], "--dtype must be one of", 2),
         (["--config", "/nowhere.toml"], "/nowhere.toml", 2),
         (["--port", "{taken}"], "in use", 1),
+        (["--backend", "cpu"], "no C++ compiler found", 1),
     ],
 )
 def test_it_refuses_to_start_in_one_clear_line(arguments, words, status):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [*SERVE, *(argument.replace("{taken}", port) for argument in arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        nothing_on_the_path = os.environ | {"PATH": ""}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=nothing_on_the_path)
     assert ended.returncode == status
     assert ended.stdout == ""
     assert words in ended.stderr

@@ -6,8 +6,10 @@ import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 import kernels
 from kernels.cpu import build
@@ -37,6 +39,15 @@ def counting_compiler(tmp_path, monkeypatch):
 def test_a_second_start_compiles_nothing(tmp_path, counting_compiler):
     first, second = (build.shared_object("native", tmp_path / "cache") for _ in range(2))
     assert first == second and first.exists() and counting_compiler() == 1
+
+
+@pytest.mark.parametrize("left", [0, 20, -1])  # bytes; -1: all but the last
+def test_a_library_that_was_cut_short_is_built_anew(tmp_path, counting_compiler, left):
+    path = build.shared_object("native", tmp_path / "cache")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    assert build.shared_object("native", tmp_path / "cache") == path and path.read_bytes() == whole
+    assert counting_compiler() == 2
 
 
 def test_another_instruction_set_or_source_is_another_file(tmp_path, counting_compiler, monkeypatch):
@@ -74,12 +85,40 @@ def test_of_two_processes_that_start_at_once_one_builds_and_both_get_a_whole_lib
     assert calls.read_text() == "call\n"
 
 
-def test_without_a_compiler_the_reference_takes_over_and_the_log_says_why(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def two_threads():
+    """PyTorch's, which a kernel backend leaves as they are if it is not taken."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_without_a_compiler_the_reference_takes_over_and_the_log_says_why(tmp_path, monkeypatch, caplog, two_threads):
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.INFO, logger="kernels"):
         assert kernels.load("auto", cache_folder=tmp_path).name == "reference"
+    assert torch.get_num_threads() == 2
     assert "no C++ compiler found (looked for c++, g++, clang++); Debian's package is g++" in caplog.text
     assert "kernel backend: reference" in caplog.text
+
+
+def test_where_the_system_does_not_load_the_library_the_reference_takes_over(tmp_path, counting_compiler, caplog):
+    assert kernels.load("auto", cache_folder=tmp_path).name == "reference"
+    assert "the compiled kernels cannot be loaded" in caplog.text
+    with pytest.raises(kernels.BackendUnavailable, match=f"cannot be loaded: {tmp_path}.*file too short"):
+        kernels.load("cpu", cache_folder=tmp_path)
+
+
+def test_a_backend_that_fails_is_not_taken(monkeypatch, caplog, two_threads):
+    class Failing(ReferenceBackend):
+        def forward(self, decoder, pool, batch):
+            raise RuntimeError("no kernel image is available for execution on the device")
+
+    monkeypatch.setitem(kernels.BACKENDS, "cpu", lambda threads, **options: Failing(threads=7))
+    assert kernels.load().name == "reference"
+    assert "no kernel image is available" in caplog.text
+    assert torch.get_num_threads() == 2
 
 
 def test_a_backend_that_computes_something_else_is_not_taken(monkeypatch, caplog):
@@ -112,3 +151,13 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     blocked.write_text("")
     with pytest.raises(kernels.BackendUnavailable, match=f"cannot build in {blocked}"):
         build.shared_object("native", blocked / "kernels")
+
+
+def test_a_name_that_the_file_system_does_not_take_is_named(tmp_path):
+    with pytest.raises(kernels.BackendUnavailable, match=r"cannot build in .*File name too long"):
+        build.shared_object("native", tmp_path / ("x" * 300))
+
+
+def test_a_folder_named_from_where_we_are_is_found_by_the_loader(tmp_path, counting_compiler, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert build.shared_object("native", Path(".")).parent == tmp_path
