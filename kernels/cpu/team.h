@@ -94,14 +94,15 @@ class Run {
 class Team {
  public:
   explicit Team(int count) : count_(count), runs_(new Run[count]) {
-    for (int number = 1; number < count; number++) threads_.emplace_back([this, number] { help(number); });
+    try {
+      for (int number = 1; number < count; number++) threads_.emplace_back([this, number] { help(number); });
+    } catch (...) {  // the system gives no more threads; one that runs must be joined, or it ends the process
+      close();
+      throw;
+    }
   }
 
-  ~Team() {
-    closing_.store(true, std::memory_order_relaxed);
-    phase_.add(1);
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { close(); }
 
   int count() const { return count_; }
 
@@ -135,6 +136,12 @@ class Team {
     int64_t total, grain;
     void (*call)(const Job&, int thread, int64_t chunk);
   };
+
+  void close() {
+    closing_.store(true, std::memory_order_relaxed);
+    phase_.add(1);
+    for (auto& thread : threads_) thread.join();
+  }
 
   void help(int number) {
     const DenormalsOff denormals_off;

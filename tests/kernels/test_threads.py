@@ -1,7 +1,9 @@
 """The team of threads: asleep between steps, off the interpreter's lock during them, one step at a time."""
 
 import os
+import re
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,19 +14,21 @@ import torch
 from kernels import BackendUnavailable
 from kernels.cpu import CpuBackend, build
 from tests.kernels.decoders import Pages, llama_traits, random_weights
+from tests.waiting import until
+
+
+def running() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
 
 
 def test_idle_threads_use_no_processor():
-    def threads() -> set[str]:
-        return set(os.listdir("/proc/self/task"))
-
     def nanoseconds(thread: str) -> int:
         """What the thread has run so far: a suite has other threads too, which are not asked here."""
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
 
-    others = threads()
+    others = running()
     backend = CpuBackend(threads=4)
-    helpers = threads() - others
+    helpers = running() - others
     assert len(helpers) == 3
     traits = llama_traits()
     decoder, pages = backend.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32)
@@ -36,14 +40,31 @@ def test_idle_threads_use_no_processor():
 
 
 def test_a_closed_backend_leaves_no_thread():
-    def count() -> int:
-        return len(os.listdir("/proc/self/task"))
-
-    before = count()
+    others = running()
     backend = CpuBackend(threads=5)
-    assert count() == before + 4
+    helpers = running() - others
+    assert len(helpers) == 4
     del backend
-    assert count() == before
+    until(lambda: not helpers & running())  # who was joined is listed for a moment more
+
+
+def test_threads_that_the_system_does_not_give_are_an_error_and_not_the_end_of_the_process(cpu):
+    code = """
+import os, resource
+from kernels import BackendUnavailable
+from kernels.cpu import CpuBackend
+
+CpuBackend(1)
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, resource.RLIM_INFINITY))
+try:
+    CpuBackend(64)
+except BackendUnavailable as reason:
+    print(reason, len(os.listdir("/proc/self/task")))
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert re.fullmatch(r"cannot start 64 threads: .* 1\n", child.stdout)
 
 
 def test_callers_of_two_decoders_take_turns(cpu):
