@@ -56,11 +56,12 @@ class CpuDecoder:
         self.step = binding.StepInput(groups=self.groups, tables=self.tables, logits_stride=self.logits_stride)
 
     def describe(self, pool: Tensor, batch: StepBatch) -> binding.StepInput:
-        """The step's input as C sees it; valid as long as pool and batch are held. Kept, where both are the last."""
+        """The step's input as C sees it; valid as long as pool and batch are held. Kept, where both are the last, but
+        for a batch with adapters: each of these holds its decoder, which would then hold itself."""
         if pool is not self._pool or batch is not self._batch:
             self._batch = None  # until all of it is there
             self._refill(pool, batch)
-            self._pool, self._batch = pool, batch
+            self._pool, self._batch = pool, None if batch.adapters else batch
         return self.step
 
     def _refill(self, pool: Tensor, batch: StepBatch) -> None:
@@ -105,7 +106,8 @@ class CpuAdapter:
 
 
 class CpuBackend:
-    """One team of threads and its buffers; any number of decoders take turns on it. Safe to call from any thread.
+    """One team of threads and its buffers; any number of decoders take turns on it, whichever threads call. One decoder
+    computes for one caller at a time: its input and its logits lie in buffers of its own.
 
     PyTorch is left with one thread in the whole process."""
 

@@ -1,7 +1,9 @@
 """Rows of several adapters and of none in one step: merged weights' values, and the bits that each has alone."""
 
+import gc
 import random
 import re
+import weakref
 
 import pytest
 import torch
@@ -137,6 +139,22 @@ def test_an_adapter_goes_with_its_last_holder_and_not_before_its_decoder(cpu):
     pages = Pages(traits, torch.float32)
     batch = with_adapters(pages.step([(0, [1, 2], 0)]), [adapter], [0])
     assert torch.isfinite(cpu.forward(adapter.decoder, pages.pool, batch)).all()
+
+
+def test_weights_that_an_adapter_was_added_to_are_gone_with_their_last_holder(cpu):
+    """At once: an engine without work has no garbage collected."""
+    traits = TRAITS["llama, biases"]
+    decoder, pages = cpu.pack(traits, random_weights(traits), torch.float32), Pages(traits, torch.float32)
+    adapter = cpu.pack_adapter(decoder, random_adapter(traits, 3))
+    batch = with_adapters(pages.step([(0, [1, 2], 0)]), [adapter], [0])
+    cpu.forward(decoder, pages.pool, batch)
+    weights = weakref.ref(decoder)
+    gc.disable()
+    try:
+        del decoder, adapter, batch
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 PART = random_adapter(llama_traits(), 3, targets=("q",))["layers.1.q"]
