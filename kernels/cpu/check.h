@@ -30,6 +30,7 @@ inline bool check(const AnyDecoder& d, const StepInput& in, char* message, size_
       return refuse("sequence %d has adapter %d of %lld", sequence, in.sequence_adapters[sequence], (long long)in.adapter_count);
   for (int sequence = 0; sequence < in.sequences; sequence++) {
     const int first = in.query_starts[sequence], end = in.query_starts[sequence + 1], context = in.context_lens[sequence];
+    if (end > in.rows) return refuse("sequence %d ends at row %d of %d", sequence, end, in.rows);
     if (end < first || context < end - first) return refuse("sequence %d has %d rows in a context of %d", sequence, end - first, context);
     for (int row = first; row < end; row++)
       if (in.positions[row] != context - end + row)

@@ -111,6 +111,10 @@ REFUSALS = {
     "position": (lambda b: spoil(b, "positions", 2, 9), "row 2 has position 9, its sequence puts it at 2"),
     "logit row": (lambda b: spoil(b, "logit_rows", 0, 5), "logits are wanted of row 5 of 5"),
     "query starts": (lambda b: spoil(b, "query_starts", 2, 4), "query_starts must run from 0 to 5 rows"),
+    "a sequence beyond the rows": (
+        lambda b: spoil(spoil(b, "query_starts", 1, 100), "context_lens", 0, 100),
+        "sequence 0 ends at row 100 of 5",
+    ),
     "context": (lambda b: spoil(b, "context_lens", 0, 2), "sequence 0 has 3 rows in a context of 2"),
     "missing page": (
         lambda b: dataclasses.replace(b, page_tables=(torch.full_like(b.page_tables[0], -1),)),
