@@ -36,7 +36,6 @@ from engine.config import EngineConfig
 from engine.drafts import Drafter
 from engine.drawing import Draw, draw
 from engine.errors import (
-    BadRequest,
     CheckpointError,
     ContextTooLong,
     EngineDead,
@@ -429,18 +428,24 @@ class Engine:
         vocab_size = model.checkpoint.runner.vocab_size
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
             raise InvalidParameter("prompt", f"prompt has tokens outside 0 to {vocab_size - 1:,}")
-        length = len(prompt_ids) + params.max_tokens
-        if length > model.context_length:
-            raise ContextTooLong(model.spec.name, len(prompt_ids), model.context_length, params.max_tokens)
-        if too_large := self.memory.refusal(model.checkpoint.space, length, model.pin):
-            needed, possible = too_large
-            raise BadRequest(f"{length:,} tokens need {needed:,} pages of KV memory; there are {possible:,} to be had")
+        longest = self._longest(model, prompt_ids, terms.cache_salt, params.prompt_logprobs)
+        if len(prompt_ids) + params.max_tokens > longest:
+            raise ContextTooLong(model.spec.name, len(prompt_ids), longest, params.max_tokens)
         if terms.beam and terms.beam.width > self.scheduler.max_sequences:
             most = f"at most {self.scheduler.max_sequences:,} sequences run at once"
             raise InvalidParameter("beam_width", f"beam_width is {terms.beam.width:,}; {most}")
         waiting = len(self.scheduler.waiting) + len(self._commands)
         if waiting >= self.config.max_waiting:
             raise QueueFull(f"{waiting:,} requests wait, as many as max_waiting allows; try again later")
+
+    def longest(self, model: str, prompt_ids: list[int], *, salt: str = "", scored: bool = False) -> int:
+        """The most tokens that this prompt and its answer can reach now: where the pool sets the bound, fewer than the
+        model's `context_length` if it does not share the system prompt. Raises as `runner_of`."""
+        return self._longest(self._ready(model), prompt_ids, salt, scored)
+
+    def _longest(self, model: Model, prompt_ids: list[int], salt: str, scored: bool) -> int:
+        pin = model.pin if model.shares_pin(prompt_ids, salt=salt, scored=scored) else None
+        return self.memory.longest(model.checkpoint.space, model.limit, pin)
 
     def _add(self, request: Request) -> None:
         model = self._models.get(request.model.spec.name)
@@ -620,9 +625,8 @@ class Engine:
         model.chat_format = chat.name
         model.prefix_ids = chat.system_prefix(spec.system_prompt)
         check_context_length(spec, runner)
-        longest = spec.context_length or runner.context_length
-        model.context_length = self.memory.longest(space, longest)
-        if model.context_length < min(longest, BLOCK_TOKENS):
+        model.context_length = self.memory.longest(space, model.limit)
+        if model.context_length < min(model.limit, BLOCK_TOKENS):
             raise CheckpointError(
                 f"{BLOCK_TOKENS} tokens of {spec.source} do not fit into the pool: raise kv_memory_bytes"
             )
@@ -640,10 +644,18 @@ class Engine:
             return self._end(model.request, "length")
         if pin := self.memory.pin(sequence):
             model.pin, model.prefilling, model.status = pin, None, "ready"
+            self._measure_contexts()
         else:
             why = f"no room to keep the {sequence.length:,} tokens of its system prompt: raise kv_memory_bytes"
             self._model_failed(model, why)
         self.scheduler.remove(sequence)
+
+    def _measure_contexts(self) -> None:
+        """How long a chat with each model can become, now that more or less of the pool is pinned."""
+        with self._lock:
+            models = [each for each in self._models.values() if each.context_length and each.checkpoint.runner]
+        for model in models:
+            model.context_length = self.memory.longest(model.checkpoint.space, model.limit, model.pin)
 
     def _model_failed(self, model: Model, why: str) -> None:
         log.warning("%s is not served: %s", model.spec.name, why)
@@ -663,6 +675,7 @@ class Engine:
             model.prefilling = None
         if model.pin:
             self.memory.unpin(model.pin)
+            self._measure_contexts()
         with self._lock:
             model.checkpoint.users.remove(model)
         self._unload_if_unused(model.checkpoint)

@@ -80,11 +80,23 @@ class Model:
     checkpoint: Checkpoint
     status: str = "loading"
     reason: str | None = None
-    context_length: int | None = None
+    context_length: int | None = None  # tokens that a chat with it can reach now: the pool may set fewer than `limit`
     prefix_ids: list[int] = field(default_factory=list)  # what every chat with it begins with
     prefilling: Sequence | None = None  # the prefix on its way into the pool
     pin: BlockTable | None = None  # the prefix in the pool
     chat_format: str | None = None
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it allows, whatever the pool holds. Once its checkpoint is loaded."""
+        return self.spec.context_length or self.checkpoint.runner.context_length
+
+    def shares_pin(self, prompt_ids: list[int], *, salt: str, scored: bool) -> bool:
+        """Whether a prompt finds the pinned prefix whole: it begins with it, and takes from the cache of everybody."""
+        if self.pin is None or salt or scored:
+            return False
+        shared = self.prefix_ids[: self.pin.published * self.pin.block_tokens]
+        return len(prompt_ids) > len(shared) and prompt_ids[: len(shared)] == shared
 
     def asleep(self) -> Model:
         """What stays of it while it sleeps: nothing of the checkpoint, which others may go on to use."""

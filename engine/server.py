@@ -145,7 +145,7 @@ class EngineServer:
         timer = self.metrics.timer(spec.name, body.n or 1)
         chat = runner.chat_format(spec.chat_template)
         prompt_ids = body.read(await self._encode_chat(chat, spec, body))
-        params = params_for(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
+        params = self._params(body, runner, spec, prompt_ids, max_tokens=None, stop=chat.stop)
         asks = [Ask(spec.name, runner, prompt_ids, params, await self._terms(runner, body))]
         answer = self._answer(CHAT, body, request, asks)
         return Generation(self.engine, self.delivery, body, asks, answer, timer)
@@ -155,7 +155,7 @@ class EngineServer:
         timer = self.metrics.timer(spec.name, body.n or 1)
         whole = await self._encode_prompts(runner, body)
         prompts = [body.read(tokens) for tokens in whole]
-        params = [params_for(body, runner, spec, prompt, max_tokens=COMPLETION_TOKENS) for prompt in prompts]
+        params = [self._params(body, runner, spec, prompt, max_tokens=COMPLETION_TOKENS) for prompt in prompts]
         terms = await self._terms(runner, body)
         asks = [Ask(spec.name, runner, *each, terms) for each in zip(prompts, params, strict=True)]
         echoes = []
@@ -173,6 +173,14 @@ class EngineServer:
                 raise InvalidParameter("model", f"model is required: there are {len(names)}, see GET /v1/models")
             (model,) = names
         return self.engine.runner_of(model)
+
+    def _params(
+        self, body: GenerationRequest, runner: Runner, spec: ModelSpec, prompt_ids: list[int], **options: Any
+    ) -> SamplingParams:
+        """`params_for`, within what this very prompt and its answer can reach."""
+        scored = bool(body.scores_asked.get("prompt_logprobs"))
+        longest = self.engine.longest(spec.name, prompt_ids, salt=body.cache_salt or "", scored=scored)
+        return params_for(body, runner, replace(spec, context_length=longest), prompt_ids, **options)
 
     def _answer(
         self, dialect: Dialect, body: GenerationRequest, request: Request, asks: list[Ask], echoes: Sequence[Echo] = ()

@@ -1,8 +1,8 @@
 """Who holds which blocks: one table a sequence, filled as it grows and emptied when it ends. Knows no scheduler.
 
-This is the *paged* policy of allocation; `reserved` holds the others. The scheduler asks it five things: does a request
-fit at all (`refusal`), may it start (`admit`), may it compute n tokens more (`grow`), it computed them (`commit`), it
-is gone (`release`).
+This is the *paged* policy of allocation; `reserved` holds the others. It is asked five things: how long can a
+request become at all (`longest`), may it start (`admit`), may it compute n tokens more (`grow`), it computed them
+(`commit`), it is gone (`release`).
 """
 
 from __future__ import annotations
@@ -149,23 +149,19 @@ class KVManager:
                 self.blocks.evict(block)
         self.spaces.remove(space)
 
-    # The five questions of the scheduler
+    # The five questions
 
-    def refusal(self, space: CheckpointKV, tokens: int, pin: BlockTable | None = None) -> tuple[int, int] | None:
-        """Pages needed and pages there can ever be, where a sequence of `tokens` tokens would never fit; else None.
+    def longest(self, space: CheckpointKV, tokens: int, pin: BlockTable | None = None) -> int:
+        """The most tokens, up to `tokens`, that one sequence can reach in this pool beside what is pinned.
 
-        `pin` is the prefix it shares, if any. Safe to call from any thread.
+        `pin` is the prefix it shares, if any: its full blocks, but those under a window, which the sequence leaves
+        behind. Safe to call from any thread.
         """
-        full = [column[: pin.published] for column in pin.blocks] if pin else []
-        shared = sum(block.group.pages_per_block for block in present(full))
-        needed, possible = space.most_pages(tokens, self._chunk_tokens), self.pool.total - self.pinned_pages + shared
-        return (needed, possible) if needed > possible else None
-
-    def longest(self, space: CheckpointKV, tokens: int) -> int:
-        """The most tokens, up to `tokens`, that one sequence can reach in this pool beside what is pinned."""
-        possible = self.pool.total - self.pinned_pages
-        lengths = range(1, tokens + 1)
-        return bisect_right(lengths, possible, key=lambda length: space.most_pages(length, self._chunk_tokens))
+        shared = pin.published * sum(each.pages_per_block for each in space.groups if each.window is None) if pin else 0
+        possible = self.pool.total - self.pinned_pages + shared
+        if space.most_pages(tokens, self._chunk_tokens) <= possible:
+            return tokens
+        return bisect_right(range(1, tokens), possible, key=lambda length: space.most_pages(length, self._chunk_tokens))
 
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:
         """Takes the cached part of the sequence if the rest of it and one block more fit beside what others were

@@ -80,13 +80,9 @@ class ReservedKV(KVManager):
         prompt = sequence.prompt_length
         return max(sequence.limit, self._rule(prompt, sequence.limit - prompt, longest))
 
-    # The questions of the scheduler
+    # The questions
 
-    def refusal(self, space: CheckpointKV, tokens: int, pin: BlockTable | None = None) -> tuple[int, int] | None:
-        needed, possible = blocks_of(tokens, space.block_tokens), self._buddy.largest
-        return (needed * self._unit_pages, possible * self._unit_pages) if needed > possible else None
-
-    def longest(self, space: CheckpointKV, tokens: int) -> int:
+    def longest(self, space: CheckpointKV, tokens: int, pin: BlockTable | None = None) -> int:
         return min(tokens, self._buddy.largest * space.block_tokens)
 
     def admit(self, sequence: Sequence, *, alone: bool) -> bool:

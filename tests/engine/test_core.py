@@ -331,10 +331,50 @@ def test_refusals_name_the_numbers():
 def test_what_no_longer_fits_beside_a_later_system_prompt_is_refused_with_both_numbers():
     rig = rig_of(pages=40)
     rig.put("b", "a", system_prompt=SYSTEM_PROMPT)
-    pinned = rig.memory.pinned_pages
-    assert pinned > 0
-    with pytest.raises(BadRequest, match=f"40 pages.*{40 - pinned} to be had"):
-        rig.ask("a", words(310), 10)
+    left = (40 - rig.memory.pinned_pages) * 8
+    assert rig.engine.runner_of("a")[1].context_length == left < 320
+    with pytest.raises(ContextTooLong, match=f"{left - 9}.*10.*{left}"):
+        rig.ask("a", words(left - 9), 10)
+    rig.engine.delete_model("b")
+    rig.engine.step()
+    assert rig.generate("a", words(310), max_tokens=10).reason == "length"
+
+
+BRIEF = "You answer in one short sentence. "
+
+
+@pytest.mark.parametrize("geometry", [FULL, HYBRID, TWO_WINDOWS], ids=["full", "hybrid", "two windows"])
+def test_a_chat_can_become_as_long_as_its_model_says_beside_all_system_prompts(geometry):
+    rig = Rig({name: FakeRunner(geometry, name) for name in "ab"}, pages=48, max_batch_tokens=16)
+    for name in "ab":
+        rig.put(name, system_prompt=f"{name}. {BRIEF}")
+        for known in [status.name for status in rig.engine.models()]:
+            model, (_, spec) = rig.engine._models[known], rig.engine.runner_of(known)
+            assert len(model.prefix_ids) % 16, "a begun block is pinned too, and nobody shares it"
+            prompt = [*model.prefix_ids, 5]
+            room = spec.context_length - len(prompt)
+            with pytest.raises(ContextTooLong):
+                rig.ask(known, prompt, room + 1)
+            answer = rig.generate(known, prompt, max_tokens=room)
+            assert (answer.reason, answer.token_ids) == ("length", answer.expected())
+
+
+@pytest.mark.parametrize("why", ["own system message", "too short", "salted", "scored"])
+def test_what_cannot_share_the_system_prompt_is_refused_at_once_where_only_sharing_would_make_it_fit(why):
+    rig = Rig({"a": FakeRunner(FULL, "a")}, pages=40)
+    rig.put("a", system_prompt=BRIEF)
+    prefix = rig.engine._models["a"].prefix_ids
+    prompt = {"own system message": words(40), "too short": prefix[:16]}.get(why, [*prefix, 5])
+    terms, params = Terms(cache_salt="one" if why == "salted" else ""), {}
+    if why == "scored":
+        params = {"logprobs": 0, "prompt_logprobs": True}
+    longest = (40 - rig.memory.pinned_pages) * 8
+    assert longest < rig.engine.runner_of("a")[1].context_length
+    with pytest.raises(BadRequest, match=f"allows {longest}"):
+        rig.ask("a", prompt, longest - len(prompt) + 1, terms=terms, **params)
+    answer = rig.ask("a", prompt, longest - len(prompt), terms=terms, **params)
+    rig.drain()
+    assert answer.reason == "length"
 
 
 def test_a_full_queue_says_so():

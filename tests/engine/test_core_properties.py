@@ -14,7 +14,7 @@ from tests.engine.rig import Rig
 
 # source and adapter; the first two share a checkpoint, the first three its weights
 MODELS = {"one": ("a", None), "two": ("a", None), "adapted": ("a", "z"), "three": ("b", None)}
-TEXTS = [np.random.default_rng(seed).integers(10, 300, 120).tolist() for seed in range(3)]
+TEXTS = [*(np.random.default_rng(seed).integers(10, 300, 120).tolist() for seed in range(3)), [7, 8, 9] * 40]
 LENGTHS = st.one_of(st.integers(1, 15), st.integers(1, 64), st.sampled_from([16, 32, 48, 64, 17, 33]))
 PROMPTS = st.builds(lambda text, length: text[:length], st.sampled_from(TEXTS), LENGTHS)
 ANSWERS = st.one_of(st.integers(1, 6), st.integers(30, 70))
@@ -60,7 +60,7 @@ class EngineUnderFire(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.names()))
         space = self.rig.engine._models[name].checkpoint.space
         for prompt, max_tokens, temperature in asked:
-            if self.rig.memory.refusal(space, len(prompt) + max_tokens) is None:
+            if self.rig.memory.longest(space, 4096) >= len(prompt) + max_tokens:
                 self.answers.append(self.rig.ask(name, prompt, max_tokens, temperature))
 
     @precondition(lambda self: self.names())
@@ -76,7 +76,8 @@ class EngineUnderFire(RuleBasedStateMachine):
         """Forks, or the beams of a search; only that each ends once is looked at here, and the books."""
         name = data.draw(st.sampled_from(self.names()))
         space = self.rig.engine._models[name].checkpoint.space
-        if self.rig.memory.refusal(space, len(prompt) + max_tokens) is None and n <= self.rig.config.max_sequences:
+        fits = self.rig.memory.longest(space, 4096) >= len(prompt) + max_tokens
+        if fits and n <= self.rig.config.max_sequences:
             terms = replace(terms, beam=BeamParams(n)) if searched else terms
             answer = self.rig.ask(name, prompt, max_tokens, 1.0, n=n, terms=terms)
             self.several.append((answer, n))

@@ -295,12 +295,20 @@ def test_a_begun_block_is_not_evicted_for_its_own_copy():
     assert kv.pool.free == kv.blocks.cached_pages == 0
 
 
-def test_a_request_is_refused_where_only_the_copied_block_of_its_prefix_would_fit():
+def test_a_request_can_become_as_long_as_the_pool_and_the_full_blocks_of_its_prefix_allow():
     kv = manager(pages=20)
     space = kv.add_checkpoint("a", FULL)
     pin = kv.pin(compute(kv, space, LONG[:40]))  # six pages, of which it shares four
-    assert kv.refusal(space, 144, pin) is None
-    assert kv.refusal(space, 145, pin) == (20, 18)
+    assert kv.longest(space, 4096, pin) == 144
+    assert kv.longest(space, 4096) == 112
+
+
+def test_blocks_of_a_prefix_that_a_window_leaves_behind_are_not_counted_on():
+    kv = manager(pages=60)
+    space = kv.add_checkpoint("a", HYBRID)
+    pin = kv.pin(compute(kv, space, LONG[:64]))
+    assert kv.pinned_pages == 4 + 2 * 3
+    assert kv.longest(space, 4096, pin) == 208, "13 blocks of 4 pages, of which it shares 4 pages"
 
 
 def test_removing_a_checkpoint_gives_back_all_its_pages():
@@ -324,11 +332,9 @@ def test_admission_leaves_to_others_what_they_were_promised():
     assert kv.admit(second, alone=True)
 
 
-def test_a_sequence_that_can_never_fit_is_refused_with_both_numbers():
+def test_a_sequence_can_become_as_long_as_the_pool_is_large():
     kv = manager(pages=20)
     space = kv.add_checkpoint("a", FULL)
-    assert kv.refusal(space, 160) is None
-    assert kv.refusal(space, 161) == (22, 20)
     assert kv.longest(space, 4096) == 160
     assert kv.longest(space, 50) == 50
 

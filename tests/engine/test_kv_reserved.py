@@ -101,11 +101,9 @@ def test_what_the_buddy_rounds_up_is_nobodys():
     kv.check_integrity()
 
 
-def test_what_no_run_can_hold_is_refused_and_bounds_the_context():
+def test_the_longest_run_bounds_the_context():
     kv, space = manager("oracle", pages=30)  # 15 blocks: the longest run is 8
     assert kv.longest(space, 4096) == 128
-    assert kv.refusal(space, 128) is None
-    assert kv.refusal(space, 129) == (18, 16)
 
 
 def test_contiguous_sequences_share_nothing():

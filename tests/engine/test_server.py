@@ -530,6 +530,24 @@ def test_model_replaced_while_a_prompt_is_tokenised_is_not_asked_with_the_tokens
         asyncio.run(asyncio.wait_for(ask(), 10))
 
 
+def test_a_request_without_max_tokens_is_given_all_the_room_that_it_can_have():
+    """Where the pool is the bound, that is less for what does not share the system prompt."""
+    rig = Rig({"a": FakeRunner(FULL, "a")}, pages=60)
+    rig.put("a", system_prompt="You answer in one short sentence. ")
+    server, request = EngineServer(rig.engine, rig.config), SimpleNamespace(state=SimpleNamespace(request_id="1"))
+    server.delivery = None
+    own = [{"role": "system", "content": "You rhyme."}, *ASK]
+    lengths = []
+    for asked in ({"messages": ASK}, {"messages": own}, {"messages": ASK, "cache_salt": "one"}):
+        (ask,) = asyncio.run(server.chat(ChatRequest(**asked), request)).asks
+        events = []
+        rig.engine.submit(ask.model, ask.prompt_ids, ask.params, events.append, ask.terms, ask.runner)
+        rig.drain()
+        assert (events[-1].finish_reason, events[-1].error) == ("length", None)
+        lengths.append(events[-1].prompt_tokens + events[-1].completion_tokens)
+    assert lengths[0] == rig.engine.runner_of("a")[1].context_length > lengths[1] == lengths[2]
+
+
 def test_model_sleeps_and_wakes_over_http(own):
     body = TinyModel("drowsy/one", family="gemma3", seed=4, system_prompt=ASSISTANT)
     own.put(body)
