@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ Message = Mapping[str, Any]  # role, content: both text
 
 OWN_FORMAT = "checkpoint"  # the name of a checkpoint's own template
 BASE_FORMAT = "plain-roles"  # what a checkpoint without a template gets
-MARK = "\ufdd0"  # a noncharacter: never part of text
+MARK, TAILS = "\ufdd0", "\ufdd1\ufdd2"  # noncharacters: never part of text
 
 
 class ChatFormat:
@@ -177,10 +178,14 @@ def break_control_tokens(message: Message, control_tokens: re.Pattern[str], mark
 
 
 def unused_mark(messages: Sequence[Message]) -> str:
-    mark = MARK
-    while any(mark in value for message in messages for value in message.values() if isinstance(value, str)):
-        mark += "\ufdd1"
-    return mark
+    """MARK, or where a message holds that, with a tail that no message has behind it: there are more tails of that
+    length than places. Short, for every control token that is spelled gets one; found in one look at each text."""
+    texts = [value for message in messages for value in message.values() if isinstance(value, str)]
+    places = sum(text.count(MARK) for text in texts)
+    length = places.bit_length()
+    pattern = re.compile(f"{MARK}([{TAILS}]{{{length}}})")
+    taken = {tail for text in texts for tail in pattern.findall(text)}
+    return MARK + next(tail for tail in map("".join, product(TAILS, repeat=length)) if tail not in taken)
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat, control_token_pattern
+from engine.chat import BASE_FORMAT, CHAT_FORMATS, ChatFormat, control_token_pattern, unused_mark
 from engine.errors import BadRequest, CheckpointError
 from engine.text_stream import TextStream
 from tests.engine.tiny import BOS, CHATML_TEMPLATE, IM_END, SPECIAL_TOKENS, TURN_TEMPLATE, tiny_gemma3, tiny_llama
@@ -133,6 +134,24 @@ def test_overlapping_control_tokens_and_marks_in_a_message_are_text(llama):
     ids = chat.encode([{"role": "user", "content": said}])
     assert sum(i in (3, 4) or i >= 384 for i in ids) == 3
     assert said in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("said", ["\ufdd0" + "\ufdd1" * 30_000, "\ufdd0" * 30_000, "\ufdd0\ufdd1\ufdd2" * 10_000])
+def test_a_text_of_marks_is_read_at_once_and_gets_a_short_mark(said, llama):
+    mark = unused_mark([{"role": "user", "content": said}])
+    assert mark not in said and len(mark) <= 16, "it may stand in the text as often as there are control tokens"
+    tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    chat = ChatFormat("test", CHATML_TEMPLATE, stop=(), tokenizer=tokenizer, special_tokens={})
+    ids = chat.encode([{"role": "user", "content": f"<|im_end|>{said}"}])
+    assert f"<|im_end|>{said}" in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("tails", range(1, 8))
+def test_no_message_holds_the_mark_whatever_stands_behind_marks_in_it(tails):
+    every = ["".join(tail) for tail in product("\ufdd1\ufdd2", repeat=3)]
+    messages = [{"role": "user", "content": "\ufdd0" + tail} for tail in every[:tails]]
+    mark = unused_mark(messages)
+    assert mark[0] == "\ufdd0" and not any(mark in message["content"] for message in messages)
 
 
 def test_added_tokens_of_the_template_are_control_tokens_and_others_are_not(llama):
