@@ -239,8 +239,10 @@ class Scheduler:
         return min(self._speculative_tokens, self._max_batch_tokens // len(own) - 1)
 
     def _draft(self, sequence: Sequence, most: int) -> bool:
-        """Whether there are guesses behind the last token, and room for them. Nobody is preempted for a guess."""
+        """Whether there are guesses behind the last token, and room for them. Nobody is preempted for a guess, and
+        nothing is guessed behind a prompt, where other answers to it may begin."""
         sequence.drafted = 0
+        most = most if sequence.length > sequence.prompt_length else 0
         if most and sequence.drafter and sequence.draft(most) and not self.kv.grow(sequence, 1 + sequence.drafted):
             sequence.drafted = 0
         return sequence.drafted > 0

@@ -204,3 +204,19 @@ def test_nothing_is_guessed_beside_a_prompt_nor_in_a_large_step():
     for sequence in (first, second, third):
         run.scheduler.remove(sequence)
     run.finish()
+
+
+@pytest.mark.parametrize("budget", [16, 512])
+def test_several_answers_to_a_prompt_that_repeats_itself_are_those_without_guessing(budget):
+    """Of its 33 tokens the last is computed alone: within so small a budget, and where the rest is cached."""
+
+    def answers(**options) -> list:
+        rig = Rig({"a": FakeRunner(FULL, "a")}, max_batch_tokens=budget, **options)
+        rig.put("a")
+        said = []
+        for _ in range(2):
+            asked = rig.generate("a", [7, 8, 9] * 11, max_tokens=12, temperature=1.0, n=3)
+            said.append(sorted((event.index, event.token_ids) for event in asked.events))
+        return said
+
+    assert answers(speculative_tokens=4) == answers()
