@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,6 +21,8 @@ from engine.sequence import SamplingParams
 MOST_CHOICES = 128
 MOST_PROMPTS = 1024  # in one request
 MOST_ANSWERS = 8192  # to all of them; more would hold up everybody's for a second
+MOST_MESSAGES = 4096  # of a chat
+MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 MOST_NAMED = 8  # of what is wrong in a list, in an error
 TOKEN_ID = re.compile(r"[0-9]{1,18}")
@@ -66,14 +69,23 @@ class Schema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def refuse_what_is_off(cls, body: Any) -> Any:
-        """Drops what asks for nothing; raises UnsupportedParameter for what asks for something we do not do."""
+        """Drops what asks for nothing; raises UnsupportedParameter for what asks for something we do not do. Of what is
+        unknown the first is left: one is enough to refuse, and there may be a million."""
         if not isinstance(body, dict):
             return body
         for name in body.keys() & cls.off.keys():
             if not any(type(body[name]) is type(off) and body[name] == off for off in cls.off[name]):
                 value = repr(body[name])
                 raise UnsupportedParameter(name, f"{name} = {value} is not supported" if len(value) < 60 else None)
-        return {name: value for name, value in body.items() if name not in cls.off and name not in cls.no_effect}
+        fields, nothing = cls.names(), cls.off.keys() | cls.no_effect
+        kept = {*fields, next((name for name in body if name not in fields and name not in nothing), None)}
+        return {name: value for name, value in body.items() if name in kept}
+
+    @classmethod
+    @cache
+    def names(cls) -> frozenset[str]:
+        """Of the fields, as callers write them."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
 def one_or_many(value: Any) -> Any:
@@ -138,6 +150,12 @@ class Message(Schema):
         return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
 
 
+# Long lists end at what is wrong in them first.
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+
+
 class JsonSchemaFormat(Schema):
     """`name`, `description` and `strict` say nothing that changes the answer: it always follows the schema."""
 
@@ -177,6 +195,15 @@ class StructuredOutputs(Schema):
         return self
 
 
+def few_enough_biases(bias: Any) -> Any:
+    """Before they are looked at one by one."""
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
+        raise InvalidParameter(
+            "logit_bias", f"logit_bias: {len(bias):,} tokens in one request, at most {MOST_BIASES:,}"
+        )
+    return bias
+
+
 class GenerationRequest(Sampling):
     off = OFF
     no_effect = NO_EFFECT
@@ -186,9 +213,9 @@ class GenerationRequest(Sampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="Answers to the same prompt; i draws with seed + i.")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, max_length=1024, description="Token id to what is added to its logit."
-    )
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(few_enough_biases)
+    ] = Field(None, max_length=MOST_BIASES, description="Token id to what is added to its logit.")
 
     skip_special_tokens: bool | None = Field(
         None, description="Whether special tokens have no text in the answer; so if not said."
@@ -308,7 +335,7 @@ class ChatRequest(Rendering, GenerationRequest):
     off = CHAT_OFF
     text_param = "messages"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = Field(None, description="Whether to say the log-probability of each token.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="Of so many likeliest ones beside it.")
@@ -338,8 +365,6 @@ def few_enough(prompt: Any) -> Any:
     return prompt
 
 
-Tokens = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompt = Annotated[str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)], BeforeValidator(few_enough)]
 
 
@@ -416,7 +441,7 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest(Rendering):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Messages | None = None
     return_token_strs: bool | None = Field(None, description="Whether to say how the vocabulary writes each token.")
 
     @model_validator(mode="after")
@@ -431,7 +456,7 @@ class TokenizeRequest(Rendering):
 
 class DetokenizeRequest(Schema):
     model: str | None = None
-    tokens: list[int]
+    tokens: Tokens
 
 
 class ModelRequest(Schema):
