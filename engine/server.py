@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -62,7 +62,9 @@ from engine.vocabulary import Spelling, Vocabulary
 
 log = logging.getLogger(__name__)
 INLINE_CHARACTERS = 4096  # a text up to this is tokenised on the event loop: about a millisecond
+CHARACTERS_A_MESSAGE, CHARACTERS_A_TOKEN = 64, 8  # that take about as long: a message without a word, a look at a token
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
+T = TypeVar("T")
 JSON, EVENTS, TEXT_LINES, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 
 
@@ -158,10 +160,7 @@ class EngineServer:
         params = [self._params(body, runner, spec, prompt, max_tokens=COMPLETION_TOKENS) for prompt in prompts]
         terms = await self._terms(runner, body)
         asks = [Ask(spec.name, runner, *each, terms) for each in zip(prompts, params, strict=True)]
-        echoes = []
-        for said, tokens, read in zip(body.prompts, whole, prompts, strict=True) if body.echo else ():
-            text = said if isinstance(said, str) and len(read) == len(tokens) else None
-            echoes.append(echo_of(read, self._vocabulary(runner), text))
+        echoes = await self._echoes(runner, body, whole, prompts) if body.echo else ()
         answer = self._answer(TEXT, body, request, asks, echoes)
         return Generation(self.engine, self.delivery, body, asks, answer, timer)
 
@@ -173,6 +172,21 @@ class EngineServer:
                 raise InvalidParameter("model", f"model is required: there are {len(names)}, see GET /v1/models")
             (model,) = names
         return self.engine.runner_of(model)
+
+    async def _echoes(
+        self, runner: Runner, body: CompletionRequest, whole: list[list[int]], prompts: list[list[int]]
+    ) -> list[Echo]:
+        """Of the prompts as far as they are read: their own text where that is all."""
+        vocabulary = self._vocabulary(runner)
+
+        def echoes() -> list[Echo]:
+            texts = [
+                said if isinstance(said, str) and len(read) == len(tokens) else None
+                for said, tokens, read in zip(body.prompts, whole, prompts, strict=True)
+            ]
+            return [echo_of(read, vocabulary, text) for read, text in zip(prompts, texts, strict=True)]
+
+        return await self._tokenised(echoes, characters=CHARACTERS_A_TOKEN * sum(map(len, prompts)))
 
     def _params(
         self, body: GenerationRequest, runner: Runner, spec: ModelSpec, prompt_ids: list[int], **options: Any
@@ -228,14 +242,19 @@ class EngineServer:
             (tokens,) = await self._encode_texts(runner, [body.prompt], special=body.add_special_tokens is not False)
         else:
             tokens = await self._encode_chat(runner.chat_format(spec.chat_template), spec, body)
-        written = [runner.tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
+        written = await self._written(runner, tokens) if body.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": spec.context_length}
         return json_response({**counts, "tokens": tokens, "token_strs": written})
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         runner, _ = self._served(body.model)
-        tokens = check_tokens("tokens", body.tokens, runner.vocab_size)
-        return json_response({"prompt": runner.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+        def decode() -> str:
+            tokens = check_tokens("tokens", body.tokens, runner.vocab_size)
+            return runner.tokenizer.decode(tokens, skip_special_tokens=False)
+
+        text = await self._tokenised(decode, characters=CHARACTERS_A_TOKEN * len(body.tokens))
+        return json_response({"prompt": text})
 
     async def list_ready(self) -> Response:
         ready = [self._listed(status) for status in self.engine.models() if status.status == "ready"]
@@ -321,11 +340,16 @@ class EngineServer:
         if spec.system_prompt and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": spec.system_prompt}, *messages]
         encode = partial(chat.encode, messages, **body.rendering, add_special_tokens=bool(body.add_special_tokens))
-        return await self._tokenised(encode, characters=sum(len(message["content"]) for message in messages))
+        characters = sum(len(message["content"]) + CHARACTERS_A_MESSAGE for message in messages)
+        return await self._tokenised(encode, characters=characters)
 
     async def _encode_prompts(self, runner: Runner, body: CompletionRequest) -> list[list[int]]:
         if isinstance(body.prompts[0], list):
-            return [list(check_tokens("prompt", prompt, runner.vocab_size)) for prompt in body.prompts]
+
+            def check() -> list[list[int]]:
+                return [list(check_tokens("prompt", prompt, runner.vocab_size)) for prompt in body.prompts]
+
+            return await self._tokenised(check, characters=CHARACTERS_A_TOKEN * sum(map(len, body.prompts)))
         return await self._encode_texts(runner, body.prompts, special=body.add_special_tokens is not False)
 
     async def _encode_texts(self, runner: Runner, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -338,10 +362,16 @@ class EngineServer:
 
         return await self._tokenised(encode, characters=sum(map(len, texts)))
 
-    async def _tokenised(self, encode: Callable[[], list], *, characters: int) -> list:
+    async def _written(self, runner: Runner, tokens: list[int]) -> list[str | None]:
+        """How the vocabulary writes each."""
+        write = partial(list, map(runner.tokenizer.id_to_token, tokens))
+        return await self._tokenised(write, characters=CHARACTERS_A_TOKEN * len(tokens))
+
+    async def _tokenised(self, work: Callable[[], T], *, characters: int) -> T:
+        """What is as much work as so many characters are to a tokenizer; off the event loop where they are many."""
         if characters <= INLINE_CHARACTERS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self.tokenising, encode)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.tokenising, work)
 
 
 def one_first_token(tokens: list[int], runner: Runner) -> list[int]:

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.delivery import Delivery
 from engine.errors import ModelNotReady
 from engine.models import ModelSpec
-from engine.schema import ChatRequest, CompletionRequest
+from engine.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from engine.server import EngineServer, params_for
 from tests.engine.conftest import ASSISTANT
 from tests.engine.fake_runner import FULL, FakeRunner
@@ -546,6 +547,39 @@ def test_a_request_without_max_tokens_is_given_all_the_room_that_it_can_have():
         assert (events[-1].finish_reason, events[-1].error) == ("length", None)
         lengths.append(events[-1].prompt_tokens + events[-1].completion_tokens)
     assert lengths[0] == rig.engine.runner_of("a")[1].context_length > lengths[1] == lengths[2]
+
+
+class CountingThreads(ThreadPoolExecutor):
+    tasks = 0
+
+    def submit(self, *args, **kwargs):
+        self.tasks += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "tasks"),
+    [
+        ("chat", ChatRequest(messages=ASK), 0),
+        ("chat", ChatRequest(messages=[{"role": "user", "content": ""}] * 100), 1),
+        ("tokenize", TokenizeRequest(messages=[{"role": "user", "content": ""}] * 100), 1),
+        ("tokenize", TokenizeRequest(prompt="!? " * 1000, return_token_strs=True), 1),
+        ("detokenize", DetokenizeRequest(tokens=[70] * 100), 0),
+        ("detokenize", DetokenizeRequest(tokens=[70] * 1000), 1),
+        ("complete", CompletionRequest(prompt=[70] * 1000), 1),
+        ("complete", CompletionRequest(prompt="!? " * 1000, echo=True), 1),
+        ("complete", CompletionRequest(prompt=[[70] * 100] * 10, echo=True), 2),
+    ],
+)
+def test_work_on_many_tokens_or_messages_is_done_off_the_event_loop(route, body, tasks):
+    rig = Rig({"a": FakeRunner(FULL, "a", context_length=20_000)}, pages=4000)
+    rig.put("a")
+    server = EngineServer(rig.engine, rig.config)
+    server.delivery, server.tokenising = None, CountingThreads(1)
+    request = (SimpleNamespace(state=SimpleNamespace(request_id="1")),) if route in ("chat", "complete") else ()
+    asyncio.run(getattr(server, route)(body, *request))
+    assert server.tokenising.tasks == tasks
+    server.tokenising.shutdown()
 
 
 def test_model_sleeps_and_wakes_over_http(own):
