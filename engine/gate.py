@@ -14,11 +14,12 @@ from engine.errors import BodyTooLarge, EngineError, InvalidParameter, NotAuthor
 from engine.responses import error_response
 
 OPEN_PATHS = ("/health",)
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:/+=@-]{1,128}")
 
 
 class Gate:
-    """The first look at a request: its id, its host, its key, its size. What does not pass never reaches a route.
+    """The first look at a request: its id, host, site, key and size. What does not pass never reaches a route.
 
     The id is the caller's X-Request-Id, if it sent one, else one of ours; every response carries it.
     """
@@ -37,6 +38,7 @@ class Gate:
             self._check_request_id(request_id)
             scope.setdefault("state", {})["request_id"] = request_id.decode()
             self._check_host(headers)
+            self._check_site(scope["method"], headers)
             self._check_key(scope["path"], headers)
             body = await self._read(headers, receive)
         except ClientGone:
@@ -62,6 +64,20 @@ class Gate:
         host = headers.get(b"host", b"localhost").decode("latin-1").rsplit(":", 1)[0].strip("[]")
         if not self.config.api_key and not is_loopback(host):
             raise NotAuthorized(f"without an api_key the engine answers only to loopback names, not to {host!r}")
+
+    def _check_site(self, method: str, headers: dict[bytes, bytes]) -> None:
+        """Without a key no page of another site may change or ask anything through a browser of this machine: it could
+        not read the answer, but the request would be obeyed. Browsers tell with Sec-Fetch-Site, older ones with
+        Origin; who sends neither is none."""
+        if self.config.api_key or method in SAFE_METHODS:
+            return
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if site is not None:
+            foreign = site not in (b"same-origin", b"none")
+        else:
+            foreign = origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+        if foreign:
+            raise NotAuthorized("without an api_key the engine does nothing that a page of another site asks for")
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         keys = self._keys_of(path)

@@ -431,6 +431,26 @@ def test_without_a_key_a_foreign_host_name_is_refused(http):
     assert http.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status_code"),
+    [
+        ({"Origin": "https://evil.example"}, 401),
+        ({"Origin": "null"}, 401),
+        ({"Sec-Fetch-Site": "cross-site"}, 401),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 401),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "http://localhost:8001", "Host": "localhost:8001"}, 200),
+    ],
+)
+def test_without_a_key_what_a_page_of_another_site_sends_is_not_done(own, headers, status_code):
+    assert httpx.post(own.url + "/tokenize", json={"prompt": "the"}, headers=headers).status_code == status_code
+    if status_code == 401:
+        assert httpx.post(own.url + "/models/steady/sleep", headers=headers).status_code == 401
+        assert status(own.url, "steady")["status"] == "ready"
+    assert httpx.get(own.url + "/v1/models", headers=headers).status_code == 200
+
+
 # Rude clients
 
 
