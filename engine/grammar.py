@@ -52,7 +52,7 @@ class Grammars:
         """`kind` is one of GRAMMARS. May take long; safe on any thread. Raises InvalidParameter, naming `param`."""
         try:
             matcher = LLMatcher(self._tokenizer, GRAMMARS[kind](value), log_level=0)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter of JSON that is too deeply nested
             raise InvalidParameter(param, f"{param}: {error}") from error
         if matcher.is_error():
             raise InvalidParameter(param, f"{param}: {matcher.get_error().strip()}")

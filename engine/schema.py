@@ -75,8 +75,8 @@ class Schema(BaseModel):
             return body
         for name in body.keys() & cls.off.keys():
             if not any(type(body[name]) is type(off) and body[name] == off for off in cls.off[name]):
-                value = repr(body[name])
-                raise UnsupportedParameter(name, f"{name} = {value} is not supported" if len(value) < 60 else None)
+                value = in_short(body[name])
+                raise UnsupportedParameter(name, f"{name} = {value} is not supported" if value else None)
         fields, nothing = cls.names(), cls.off.keys() | cls.no_effect
         kept = {*fields, next((name for name in body if name not in fields and name not in nothing), None)}
         return {name: value for name, value in body.items() if name in kept}
@@ -86,6 +86,15 @@ class Schema(BaseModel):
     def names(cls) -> frozenset[str]:
         """Of the fields, as callers write them."""
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+
+def in_short(value: Any) -> str | None:
+    """As an error shows it; None where that is long, or too deeply nested to be written at all."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return None
+    return text if len(text) < 60 else None
 
 
 def one_or_many(value: Any) -> Any:
@@ -134,8 +143,8 @@ def text_of_parts(content: Any) -> Any:
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise UnsupportedParameter("messages", f"messages: content of type {kind!r} is not supported, only 'text'")
+            kind = in_short(part.get("type") if isinstance(part, dict) else type(part).__name__) or "another sort"
+            raise UnsupportedParameter("messages", f"messages: content of type {kind} is not supported, only 'text'")
         texts.append(part["text"])
     return "".join(texts)
 
@@ -519,11 +528,11 @@ def explained(error: dict[str, Any]) -> BadRequest:
         return UnknownParameter(where)
     if error["type"] == "missing":
         return InvalidParameter(where, f"{where} is required")
-    said, value = error["msg"], repr(error["input"])
+    said, value = error["msg"], in_short(error["input"])
     if not said.startswith("Input should"):
         return InvalidParameter(where, f"{where}: {said[0].lower()}{said[1:]}")
     said = where + said.removeprefix("Input")
-    return InvalidParameter(where, f"{said}, not {value}" if len(value) < 60 else said)
+    return InvalidParameter(where, f"{said}, not {value}" if value else said)
 
 
 def sampling_params(

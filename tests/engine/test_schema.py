@@ -70,6 +70,24 @@ def test_no_field_has_thousands_of_errors(schema):
             assert len(errors_in(schema, {name: wrong})) < 20, name
 
 
+DEEP: Any = []
+for _ in range(2000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"model": DEEP}, "model"),
+        ({"tools": DEEP}, "tools"),
+        ({"messages": [{**ASK, "content": [{"type": DEEP}]}]}, "messages"),
+    ],
+)
+def test_what_is_nested_too_deeply_to_be_shown_is_refused_without_it(body, named):
+    error = errors_in(ChatRequest, {"messages": [ASK], **body})[0]
+    assert (error if isinstance(error, EngineError) else explained(error)).param == named
+
+
 def test_fields_are_known_by_the_names_that_callers_write():
     asked = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     assert errors_in(ChatRequest, {"messages": [ASK], "response_format": asked}) == []
