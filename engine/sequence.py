@@ -85,6 +85,7 @@ class Sequence:
         "drafted",
         "drafter",
         "joint",
+        "known",
         "length",
         "limit",
         "owner",
@@ -112,6 +113,7 @@ class Sequence:
         self.arrival = self.charged = 0  # the line's: its place, and the virtual tokens charged
         self.joint: object = None  # those with the same one go on only together, as the beams of a search do
         self.computed = 0  # tokens whose KV is written
+        self.known = 0  # tokens whose KV was written, here or where it was forked from, before it was preempted
         self.drafter: Drafter | None = None  # who guesses how it goes on, if anybody does
         self.drafted = 0  # guesses behind the last token that the step under way computes too
         self.cached_tokens: int | None = None  # of the prompt, found in the cache when first admitted
@@ -135,7 +137,7 @@ class Sequence:
         child.block_hashes = list(self.block_hashes)
         child.drafter = self.drafter and Drafter(self.drafter.most)
         child.priority, child.client, child.joint = self.priority, self.client, self.joint
-        child.salt = self.salt
+        child.salt, child.known = self.salt, self.computed
         return child
 
     @property

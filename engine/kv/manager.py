@@ -271,6 +271,7 @@ class KVManager:
                 if block.references == 1:
                     self.blocks.unpublish(block)
         self._release_table(table)
+        sequence.known = max(sequence.known, sequence.computed)
         sequence.table, sequence.computed = None, 0
 
     # Pinned prefixes
@@ -395,7 +396,8 @@ class KVManager:
         """Of the prompt of a request, and once: what a preempted one finds again was computed or served before."""
         if sequence.limit == sequence.prompt_length:
             return  # a system prompt on its way to be pinned
-        served = min(end, sequence.prompt_length) - min(start, sequence.prompt_length)
+        start, end = max(start, sequence.known), min(end, sequence.prompt_length)
+        served = max(0, end - start)
         sequence.cached_tokens = (sequence.cached_tokens or 0) + served
         self.cached_tokens_served += served
 

@@ -311,6 +311,19 @@ def test_blocks_of_a_prefix_that_a_window_leaves_behind_are_not_counted_on():
     assert kv.longest(space, 4096, pin) == 208, "13 blocks of 4 pages, of which it shares 4 pages"
 
 
+def test_a_prompt_that_loses_what_it_found_and_finds_it_again_counts_it_once():
+    kv = manager(pages=40)
+    space = kv.add_checkpoint("a", FULL)
+    sequence = Sequence(space, LONG[:80], 5)
+    for _ in range(2):
+        assert kv.admit(sequence, alone=True) and sequence.computed == 0
+        kv.release(compute(kv, space, LONG[:64]))
+        kv.rematch(sequence)
+        assert sequence.computed == sequence.cached_tokens == kv.cached_tokens_served == 64
+        kv.release(sequence)  # preempted, and then all evicted
+        kv.release(compute(kv, space, [1] * 320))
+
+
 def test_removing_a_checkpoint_gives_back_all_its_pages():
     kv = manager(pages=60)
     first, second = kv.add_checkpoint("a", HYBRID), kv.add_checkpoint("b", FULL)
