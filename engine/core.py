@@ -668,7 +668,8 @@ class Engine:
                 request.model = successor
             else:
                 self._end(request, "error", f"the model {model.spec.name} {why}")
-        if not successor:
+        heir = self._models.get(model.spec.name)  # which may have been prepared by now, with a share of its own
+        if heir is None or heir.status == "sleeping":
             self.scheduler.shares.set(model.spec.name, 0)
         if model.prefilling:
             self.scheduler.remove(model.prefilling)

@@ -149,3 +149,16 @@ def test_models_cannot_count_on_more_than_there_is():
     rig.engine.delete_model("a")
     rig.drain()
     assert rig.scheduler.shares.pages("a") == 0
+
+
+def test_a_model_that_is_put_again_keeps_its_share_though_the_old_one_goes_after_it_is_ready():
+    """As where the checkpoint arrives, for another model too, just before the old one is retired."""
+    rig = Rig({"a": FakeRunner(FULL, "a")})
+    rig.put("x", "a", wait=False, kv_share=0.5)
+    rig.engine.delete_model("x")
+    rig.put("x", "a", wait=False, kv_share=0.5)
+    rig.engine.step()
+    assert rig.status("x") == "ready" and rig.scheduler.shares.pages("x") == 200
+    rig.engine.sleep_model("x")
+    rig.engine.step()
+    assert rig.scheduler.shares.pages("x") == 0
