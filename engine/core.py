@@ -68,6 +68,7 @@ Progress = Callable[[int, int, str], None]
 Load = Callable[[str, str | None, str | None, Progress], Runner]  # source, precision, adapter, progress -> loaded
 Command = tuple[Callable[[], None], Callable[[str], None] | None]  # what to do; whom to tell if the engine ends first
 USUAL_TERMS = Terms()
+MOST_NAMED = 8  # of what is wrong in a list, in an error
 SETTLE_SECONDS = 1.0  # of idleness, before the pool's books are checked
 
 
@@ -476,7 +477,7 @@ class Engine:
             self._require_alive()
             known = self._checkpoints.get(spec.weights)
             if known and known.runner:
-                check_context_length(spec, known.runner)
+                check_spec(spec, known.runner)
             check_share(spec, [model.spec for model in self._models.values()])
             old = self._models.get(spec.name)
             if old and old.spec == spec and old.status != "failed":
@@ -624,7 +625,7 @@ class Engine:
         chat = runner.chat_format(spec.chat_template)
         model.chat_format = chat.name
         model.prefix_ids = chat.system_prefix(spec.system_prompt)
-        check_context_length(spec, runner)
+        check_spec(spec, runner)
         model.context_length = self.memory.longest(space, model.limit)
         if model.context_length < min(model.limit, BLOCK_TOKENS):
             raise CheckpointError(
@@ -709,12 +710,19 @@ class Engine:
         return figures.load(self.scheduler, self.memory, self.counts)
 
 
-def check_context_length(spec: ModelSpec, runner: Runner) -> None:
-    """Raises CheckpointError where a model asks for more than its checkpoint was made for."""
+def check_spec(spec: ModelSpec, runner: Runner) -> None:
+    """Raises CheckpointError where a model asks for more than its checkpoint was made for, or for tokens that it does
+    not have."""
     if (spec.context_length or 0) > runner.context_length:
         raise CheckpointError(
             f"context_length is {spec.context_length:,} tokens; {spec.source} allows {runner.context_length:,}",
             param="context_length",
+        )
+    if wrong := [each for each in spec.sampling.get("stop_token_ids", ()) if not 0 <= each < runner.vocab_size]:
+        named = ", ".join(map(str, wrong[:MOST_NAMED]))
+        raise CheckpointError(
+            f"sampling.stop_token_ids: {named} out of vocabulary; {spec.source} has {runner.vocab_size:,} tokens",
+            param="sampling",
         )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import threading
 import time
 import weakref
@@ -471,6 +472,17 @@ def test_a_context_longer_than_the_checkpoints_is_refused_with_both_numbers():
     assert [status.name for status in rig.engine.models()] == ["early"]
     rig.put("right", "a", context_length=100)
     assert rig.engine.models()[1].checkpoint_context_length == 100
+
+
+def test_default_stop_tokens_that_the_checkpoint_does_not_have_fail_the_model_with_both_numbers():
+    rig = Rig({"a": FakeRunner(FULL, "a")})
+    said = r"stop_token_ids: 384, -1 out of vocabulary; a has 384 tokens"
+    rig.put("early", "a", sampling={"stop_token_ids": [5, 384, -1]})
+    assert rig.status("early") == "failed" and re.search(said, rig.engine.models()[0].reason)
+    rig.put("right", "a", sampling={"stop_token_ids": [5, 383]})
+    assert rig.status("right") == "ready"
+    with pytest.raises(CheckpointError, match=said):
+        rig.put("late", "a", sampling={"stop_token_ids": [384, -1]})
 
 
 def test_a_checkpoint_whose_block_is_larger_than_the_pool_fails_with_the_remedy():
