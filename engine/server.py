@@ -433,7 +433,8 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.engine_server.closing = True
-        self.engine_server.delivery.fail_all(EngineDead("the engine is shutting down"))
+        why = self.engine_server.engine.failure or "the engine is shutting down"
+        self.engine_server.delivery.fail_all(EngineDead(why))
         await super().shutdown(sockets)
 
     @contextmanager
