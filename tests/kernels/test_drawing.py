@@ -85,6 +85,15 @@ def test_both_ends_of_chance_fall_on_kept_tokens(backend, settings, last):
     assert backend.draw(logits, draws_of([settings] * 2, [0.0, 1 - 2**-53])) == [7, last]
 
 
+@pytest.mark.parametrize("top_k", [300, 301, 2**31 - 1])
+def test_a_top_k_that_leaves_nothing_out_draws_what_none_draws(backend, top_k):
+    logits = 2 * torch.randn(64, 300, generator=torch.Generator().manual_seed(4))
+    settings = [{"temperature": 0.5 + i / 64, "top_p": 1 - i / 256} for i in range(64)]
+    chances = [i / 64 for i in range(64)]
+    all_of_them = [each | {"top_k": top_k} for each in settings]
+    assert backend.draw(logits, draws_of(all_of_them, chances)) == backend.draw(logits, draws_of(settings, chances))
+
+
 def test_equal_logits_are_taken_in_the_order_of_their_numbers(backend):
     logits = torch.zeros(4, 1000)
     chances = [0.0, 0.2505, 0.5005, 0.9995]
