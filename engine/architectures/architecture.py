@@ -86,9 +86,13 @@ def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positive(config: Mapping[str, Any], key: str) -> int:
+    return whole(config, key, least=1)
+
+
+def whole(config: Mapping[str, Any], key: str, least: int = 0) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number above 0")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number, {least} or more")
     return value
 
 

@@ -13,7 +13,7 @@ from engine.architectures.architecture import (
     QKV_BIASES,
     Architecture,
     Config,
-    positive,
+    whole,
 )
 from engine.architectures.layers import windows_by_switch
 from engine.architectures.llama import plain_traits
@@ -29,7 +29,7 @@ def qwen3_traits(config: Config, dtype: torch.dtype) -> DecoderTraits:
 
 
 def qwen_windows(config: Config) -> tuple[int | None, ...]:
-    return windows_by_switch(config, lambda layer: layer >= positive(config, "max_window_layers"))
+    return windows_by_switch(config, lambda layer: layer >= whole(config, "max_window_layers"))
 
 
 DEFAULTS = {

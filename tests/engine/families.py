@@ -56,6 +56,7 @@ FAMILIES: dict[str, tuple[str, list[dict[str, Any]]]] = {
             {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
             {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": YARN},
             {"use_sliding_window": True, "sliding_window": 17, "layer_types": [LOCAL, GLOBAL, LOCAL]},
+            {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0},
         ],
     ),
     "qwen3": (
