@@ -7,7 +7,6 @@ is what a step cannot do without: its linear layers by F.linear and its attentio
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import random
 import time
@@ -20,8 +19,9 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from kernels import BACKENDS, load
+from kernels import BACKENDS, BackendUnavailable, load
 from kernels.pages import empty_pages
+from kernels.processors import processor_count
 from kernels.spec import BLOCK_TOKENS, KEPT_BYTES, DecoderTraits, RopeTraits, StepBatch, layer_groups, weight_shapes
 
 
@@ -101,7 +101,7 @@ class OurStep:
     ):
         self.backend, self.traits = backend, traits
         self.decoder = backend.pack(traits, weights, dtype, precision=precision)
-        self.pool = empty_pages(total_pages, page_bytes).zero_()
+        self.pool = empty_pages(total_pages, page_bytes, backend.device).zero_()
         units_per_page = page_bytes // (BLOCK_TOKENS * traits.head_dim * dtype.itemsize)
         self.pages_per_block = [
             -(-len(group.layers) * 2 * traits.num_kv_heads // units_per_page) for group in layer_groups(traits)
@@ -131,33 +131,34 @@ class OurStep:
 
     def runner(self, load: Load) -> Callable[[], None]:
         batch = self.batch(load)
-        return lambda: self.backend.forward(self.decoder, self.pool, batch)
+        return to_the_end(lambda: self.backend.forward(self.decoder, self.pool, batch), self.backend.device)
 
 
 class TorchStep:
     """The linear layers and SDPA of one step, nothing between them; KV is one contiguous tensor a layer."""
 
-    def __init__(self, traits: DecoderTraits, weights, dtype: torch.dtype):
-        self.traits, self.dtype = traits, dtype
+    def __init__(self, traits: DecoderTraits, weights, dtype: torch.dtype, device: torch.device):
+        self.traits, self.dtype, self.device = traits, dtype, device
         names = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
         self.layers = [
-            [torch.cat([weights[f"layers.{i}.{name}"] for name in part]).to(dtype) for part in names]
+            [torch.cat([weights[f"layers.{i}.{name}"] for name in part]).to(device, dtype) for part in names]
             for i in range(traits.num_layers)
         ]
-        self.head = weights["head"].to(dtype)
+        self.head = weights["head"].to(device, dtype)
 
     def runner(self, load: Load) -> Callable[[], None]:
-        traits, rows = self.traits, load.sequences * load.rows
-        x, wanted = (torch.randn(n, traits.hidden_size).to(self.dtype) for n in (rows, load.sequences))
-        inner = torch.randn(rows, traits.intermediate_size).to(self.dtype)
+        traits, rows, kind = self.traits, load.sequences * load.rows, (self.device, self.dtype)
+        x, wanted = (torch.randn(n, traits.hidden_size).to(*kind) for n in (rows, load.sequences))
+        inner = torch.randn(rows, traits.intermediate_size).to(*kind)
         width = traits.num_heads * traits.head_dim
         contexts = [min(load.context, (window or load.context) + load.rows) for window in traits.layer_windows]
         kv = [
-            torch.randn(2, load.sequences, traits.num_kv_heads, context, traits.head_dim).to(self.dtype)
+            torch.randn(2, load.sequences, traits.num_kv_heads, context, traits.head_dim).to(*kind)
             for context in contexts
         ]
         masks = {
-            context: torch.ones(load.rows, context, dtype=torch.bool).tril(context - load.rows) for context in contexts
+            context: torch.ones(load.rows, context, dtype=torch.bool, device=self.device).tril(context - load.rows)
+            for context in contexts
         }
 
         @torch.inference_mode()
@@ -171,7 +172,19 @@ class TorchStep:
                 F.linear(inner, down)
             F.linear(wanted, self.head)
 
+        return to_the_end(run, self.device)
+
+
+def to_the_end(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """`run`, until the device is done with it."""
+    if device.type != "cuda":
         return run
+
+    def run_and_wait() -> None:
+        run()
+        torch.cuda.synchronize(device)
+
+    return run_and_wait
 
 
 def timed(runners: list[Callable[[], None]], seconds: float) -> list[float]:
@@ -192,10 +205,11 @@ def timed(runners: list[Callable[[], None]], seconds: float) -> list[float]:
     return [median(samples) for samples in times]
 
 
-def machine_limits(dtype: torch.dtype) -> tuple[float, float]:
+def machine_limits(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
     """GFLOP/s of a 2048^3 product in `dtype` and GB/s of a sum over 512 MiB, both by PyTorch."""
-    a, b, memory = torch.randn(2048, 2048).to(dtype), torch.randn(2048, 2048).to(dtype), torch.ones(2**27)
-    product, total = timed([lambda: torch.mm(a, b), lambda: memory.sum()], 1.5)
+    a, b = torch.randn(2, 2048, 2048).to(device, dtype)
+    memory = torch.ones(2**27, device=device)
+    product, total = timed([to_the_end(work, device) for work in (lambda: torch.mm(a, b), lambda: memory.sum())], 1.5)
     return 2 * 2048**3 / product / 1e9, memory.nbytes / total / 1e9
 
 
@@ -230,17 +244,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="loads whose name contains this")
     options = parser.parse_args()
 
-    dtype, traits = getattr(torch, options.dtype), SHAPES[options.shape]()
+    dtype, traits, precision = getattr(torch, options.dtype), SHAPES[options.shape](), options.precision
+    try:
+        backend = load(options.backend, options.threads)
+    except BackendUnavailable as reason:
+        parser.exit(2, f"{parser.prog}: {reason}\n")
+    if reason := backend.unsupported(traits, dtype, precision=precision):
+        parser.exit(2, f"{parser.prog}: {reason}\n")
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(s, generator=generator) * 0.02 for name, s in weight_shapes(traits).items()}
     weights["head"] = weights["embedding"]
-    backend = load(options.backend, options.threads)
-    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.threads or processor_count())
     page_bytes = 12 * BLOCK_TOKENS * 64 * dtype.itemsize
-    precision = options.precision
     ours = OurStep(backend, traits, weights, dtype, page_bytes, 12_000, precision=precision)
-    theirs = TorchStep(traits, weights, dtype)
-    flops, bandwidth = machine_limits(dtype)
+    theirs = TorchStep(traits, weights, dtype, backend.device)
+    flops, bandwidth = machine_limits(dtype, backend.device)
 
     print(f"{_processor()}; {backend.name}; torch {torch.__version__} with {torch.get_num_threads()} threads")
     kind = f"{options.dtype}, {precision} weights" if precision else options.dtype
