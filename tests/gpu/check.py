@@ -1,16 +1,19 @@
 """One command for a machine with an NVIDIA GPU: `python -m tests.gpu.check [--checkpoint FOLDER] [--json]`.
 
-Checks every Triton op and a whole model against the reference, then times paged attention beside attention over
-contiguous memory and beside the memory's bandwidth, and decode steps with and without CUDA graphs. No number is printed
-for what disagrees; the exit status is 1 then. Works with torch 2.11 to 2.13 and Triton 3.6 to 3.8; about two minutes.
+Checks every Triton op and a whole model against the reference, and decodes beside a thread that loads, then times paged
+attention beside attention over contiguous memory and beside the memory's bandwidth, and decode steps with and without
+CUDA graphs. No number is printed for what disagrees; the exit status is 1 then. Works with torch 2.11 to 2.13 and
+Triton 3.6 to 3.8; about two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,6 +96,49 @@ def greedy(backend, traits: DecoderTraits, decoder, prompts: list[list[int]], to
         done = [len(p) + len(a) - 1 for p, a in zip(prompts, answers, strict=True)]
         batch = memory.step([[token] for token in best], done)
     return answers
+
+
+def check_company(
+    backend: TritonBackend,
+    traits: DecoderTraits = SMOLLM2,
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16),
+    rounds: int = 10,
+) -> Iterator[Row]:
+    """Decodes of sizes that no graph was made for yet, while another thread takes memory on the device and copies to
+    it, as one that loads a model does. Neither may fail, and the tokens stay those of decodes without company."""
+    weights, problems, done = random_weights(traits), [], threading.Event()
+
+    def load() -> None:
+        try:
+            for number in itertools.count(1):
+                if done.is_set():
+                    return
+                torch.empty(number % 97 * 2**20, dtype=torch.uint8, device=backend.device)
+                torch.empty(number % 89 * 2**18, dtype=torch.uint8).to(backend.device)
+                torch.cuda.empty_cache()
+        except Exception as problem:
+            problems.append(problem)
+
+    def decode() -> list[list[list[int]]]:
+        decoder = backend.pack(traits, weights, torch.float32)  # without graphs
+        answers = [greedy(backend, traits, decoder, [[1 + s] for s in range(size)], 2) for size in sizes]
+        if not all(decoder.graphs.made.values()):
+            raise RuntimeError("a graph could not be made")
+        return answers
+
+    alone, same = decode(), 0
+    loader = threading.Thread(target=load)
+    loader.start()
+    try:
+        for _ in range(rounds):
+            same += decode() == alone
+    except Exception as problem:
+        problems.append(problem)
+    finally:
+        done.set()
+        loader.join()
+    what = "decodes while another thread loads" + "".join(f"; {problem}" for problem in problems)
+    yield Row(what, same, rounds, "equal rounds", same == rounds and not problems)
 
 
 class Memory:
@@ -180,7 +226,7 @@ def main() -> int:
     arguments = parser.parse_args()
     backend = TritonBackend()
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    rows = [*check_ops(backend), *check_model(backend, arguments.checkpoint)]
+    rows = [*check_ops(backend), *check_model(backend, arguments.checkpoint), *check_company(backend)]
     if all(row.right for row in rows):
         limit = bandwidth(backend.device)
         machine += f", copy {limit / 1e9:,.0f} GB/s"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.reference import ReferenceBackend
+from kernels.triton import graphs
 from kernels.triton.graphs import pad
 from kernels.triton.plan import make_plan, most_spans
 from tests.gpu import check
@@ -66,6 +67,23 @@ def test_padding_of_a_graph_changes_no_logit_and_no_page(interpreted, traits):
     torch.testing.assert_close(padded_pool, plain_pool, rtol=0, atol=1e-5, equal_nan=True)
 
 
+def test_a_graph_that_cannot_be_made_is_not_missed_and_not_tried_again(interpreted, traits, monkeypatch, caplog):
+    """A processor has none, so what is tried here is what remains without."""
+    decoder, pages, batch = prefilled(interpreted, traits)
+    tried = []
+
+    def capture(plan, run, memory):
+        tried.append(plan.rows)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    expected = interpreted.forward(decoder, pages.pool.clone(), batch)
+    for _ in range(2):
+        logits = decoder.graphs.replay(decoder, pages.pool, batch, interpreted)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert tried == [4] and caplog.text.count("without a CUDA graph, and slower: CUDA out of memory") == 1
+
+
 def test_attention_is_the_same_to_the_bit_alone_and_in_company(interpreted, traits):
     decoder, pages, together = prefilled(interpreted, traits)
     interpreted.forward(decoder, pages.pool, together)
@@ -94,3 +112,4 @@ def test_the_check_for_a_gpu_generates_the_reference_tokens(interpreted):
         for each in (interpreted, ReferenceBackend())
     ]
     assert answers[0] == answers[1]
+    assert [row.right for row in check.check_company(interpreted, traits, (1, 2), rounds=1)] == [True]
