@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(true: Callable[[], Any], *, seconds: float = 10) -> Any:
+def until(true: Callable[[], Any], *, seconds: float = 30) -> Any:
     """The first true value of `true()`; fails after that time."""
     ends = time.monotonic() + seconds
     while True:

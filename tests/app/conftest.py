@@ -8,13 +8,14 @@ from tests.app.fake_engine import FakeEngine
 from tests.app.running import Website
 
 
-@pytest.fixture(scope="session")
+# Of the package, not the session: they would work on under the tests that come after.
+@pytest.fixture(scope="package")
 def shared_engine():
     with FakeEngine() as engine:
         yield engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_site(shared_engine, tmp_path_factory):
     settings = {"battles_per_address": 10_000, "reveal_characters_per_second": 1000.0}
     with Website(tmp_path_factory.mktemp("site"), engine_url=shared_engine.url, **settings) as site:

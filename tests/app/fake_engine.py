@@ -1,7 +1,7 @@
 """An engine whose pace and failures a test decides: the HTTP of ours and of OpenAI's, words that are written here.
 
-Runs in a thread of the test's process, on a free port of loopback. A script says what a model answers; `asked` and
-`hung_up` tell what reached it.
+Runs in a thread of the test's process, on a free port of loopback. A script says what a model answers; `asked`,
+`hung_up` and `torn` tell what reached it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,7 @@ class Script:
     first_pause_seconds: float = 0.0
     end: str = "stop"  # or "length"; "break": the connection; "error": an error event; "silence": for ever
     refuse: int | None = None  # an HTTP status in place of a stream
+    waits_for: threading.Event | None = None  # before the first piece
 
     @classmethod
     def of(cls, text: str, *, size: int = 4, **fields: Any) -> Script:
@@ -51,7 +52,8 @@ class FakeEngine:
     models: dict[str, dict] = field(default_factory=dict)
     asked: list[dict] = field(default_factory=list)
     puts: list[str] = field(default_factory=list)
-    streaming: int = 0
+    answering: Counter[str] = field(default_factory=Counter)  # streams by model
+    torn: list[str] = field(default_factory=list)  # models that were taken away while they answered
     hung_up: int = 0
 
     def __enter__(self) -> FakeEngine:
@@ -88,6 +90,10 @@ class FakeEngine:
         """Models that are there already, as a remote endpoint's are."""
         self.models |= {name: {"source": "path:/x"} for name in names}
 
+    @property
+    def streaming(self) -> int:
+        return self.answering.total()
+
     def _status(self, name: str) -> dict:
         spec = self.models[name]
         reason = self.failures.get(spec["source"])
@@ -120,7 +126,10 @@ class FakeEngine:
         return JSONResponse(self._status(name), 202)
 
     async def _delete(self, request: Request) -> Response:
-        known = self.models.pop(request.path_params["name"], None)
+        name = request.path_params["name"]
+        if self.answering[name]:
+            self.torn.append(name)
+        known = self.models.pop(name, None)
         return Response(status_code=204 if known else 404)
 
     async def _list_openai(self, request: Request) -> Response:
@@ -150,11 +159,13 @@ class FakeEngine:
             document = {"id": f"{name}-1", "object": "chat.completion.chunk", "model": name, "choices": [choice]}
             return f"data: {json.dumps(document)}\n\n"
 
-        self.streaming += 1
+        self.answering[name] += 1
         whole = False
         try:
             yield event({"role": "assistant", "content": ""})
             await asyncio.sleep(script.first_pause_seconds)
+            while script.waits_for and not script.waits_for.is_set():
+                await asyncio.sleep(0.01)
             for piece in script.pieces:
                 await asyncio.sleep(script.pause_seconds)
                 yield event({"content": piece})
@@ -172,5 +183,5 @@ class FakeEngine:
             yield "data: [DONE]\n\n"
             whole = True
         finally:
-            self.streaming -= 1
+            self.answering[name] -= 1
             self.hung_up += not whole

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.waiting import until
 T = TypeVar("T")
 
 ADMIN_PASSWORD = "a long enough password"
+SHIPPED_GRACE_SECONDS = AppConfig().reader_grace_seconds
+PATIENT = {"sync_seconds": 0.1, "reader_grace_seconds": 20.0}  # no pause of a busy machine ends a turn
 
 
 class Website:
@@ -47,7 +50,7 @@ class Website:
         self.folder = folder
         self._views = views
         values = {"data_folder": folder, "engine_url": engine_url, "admin_password": ADMIN_PASSWORD, "port": 0}
-        self.config = AppConfig(**(values | {"sync_seconds": 0.1} | settings))
+        self.config = AppConfig(**(values | PATIENT | settings))
         if models is not None:
             fill(self.config.database, models, sampling or {})
 
@@ -71,7 +74,7 @@ class Website:
 
     def __exit__(self, *raised: object) -> None:
         self._loop.call_soon_threadsafe(self._website.end)
-        self._thread.join(15)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the website did not end"
         self.listening.close()
 
@@ -199,7 +202,9 @@ def events_of(response: httpx.Response, reading: Reading) -> Iterator[Event]:
                 yield Event(int(fields[b"id"]), fields[b"event"].decode(), data, time.monotonic())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def nobody_listens() -> Iterator[str]:
+    """An address on a port that is taken, and refuses who comes."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"

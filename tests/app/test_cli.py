@@ -18,7 +18,7 @@ import pytest
 from app.cli import main
 from app.service_file import ServiceFile
 from tests.app.fake_engine import FakeEngine
-from tests.app.running import Website, fill, free_port
+from tests.app.running import Website, fill
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,8 +78,8 @@ def test_serve_prints_one_line_when_ready_and_ends_at_once(tmp_path):
         assert second.wait(60) == 2 and "is running on the data folder" in second.stderr.read()
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=10)
-        assert time.monotonic() - began < 3
+        output, errors = process.communicate(timeout=60)
+        assert time.monotonic() - began < 10  # half a second on an idle machine
         assert process.returncode == 0 and output == "" and "Traceback" not in errors
         assert len(re.findall(r"Admin password, shown this once: \S+", errors)) == 1
     lines = (tmp_path / "logs" / "web.jsonl").read_text().splitlines()
@@ -89,15 +89,15 @@ def test_serve_prints_one_line_when_ready_and_ends_at_once(tmp_path):
 def test_serve_ends_its_engine_with_it_and_leaves_none_behind(tmp_path):
     """A real child: also when the web process is killed and can end nothing."""
     fill(f"sqlite:///{tmp_path}/arena.sqlite3", [("alpha", "path:/nowhere")], {})
-    environment = {"ARENA_ENGINE_BACKEND": "reference", "ARENA_ENGINE_PORT": str(free_port())}
+    environment = {"ARENA_ENGINE_BACKEND": "reference", "ARENA_ENGINE_PORT": "0"}
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = start("serve", "--port", "0", "--data-folder", str(tmp_path), **environment)
         note = tmp_path / "service.json"
         url = until(partial(engine_of, note), seconds=60)
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
         process.send_signal(number)
-        process.communicate(timeout=10)
-        until(partial(is_silent, f"{url}/health"), seconds=5)
+        process.communicate(timeout=60)
+        until(partial(is_silent, f"{url}/health"))
 
 
 def engine_of(note: Path) -> str | None:
@@ -176,7 +176,7 @@ def test_a_running_arena_follows_the_command_line(arena, tmp_path):
         added = arena("models", "add", "mine", f"path:{tmp_path / 'weights'}", "--json")[1]
         assert json.loads(added)["status"] == "ready" and "mine" in engine.models
         assert json.loads(arena("models", "disable", "mine", "--json")[1])["status"] == "disabled"
-        until(lambda: "mine" not in engine.models, seconds=5)
+        until(lambda: "mine" not in engine.models)
         arena("models", "enable", "mine")
         status, _, err = arena("models", "add", "long", f"path:{tmp_path / 'weights'}", "--context-length", "1001")
         assert status == 1 and "is 1,001 tokens" in err and "allows 1,000" in err

@@ -11,7 +11,7 @@ import pytest
 
 from app.engine_client import EngineClient, EngineRefused, EngineSilent, EngineUnreachable, ModelSpec
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import free_port
+from tests.app.running import nobody_listens
 from tests.waiting import until
 
 ASK = [{"role": "user", "content": "Hello"}]
@@ -83,8 +83,8 @@ def test_each_failure_has_its_name(engine, script, error, words):
 
 
 def test_nobody_listening_is_unreachable():
-    with pytest.raises(EngineUnreachable):
-        talk(f"http://127.0.0.1:{free_port()}", answer)
+    with nobody_listens() as url, pytest.raises(EngineUnreachable):
+        talk(url, answer)
     with pytest.raises(EngineUnreachable, match="starting"):
         talk(lambda: None, answer)
 

@@ -20,7 +20,7 @@ from engine.config import PRECISIONS as OF_THE_ENGINE
 from kernels.cpu import binding
 from kernels.spec import KEPT_BYTES
 from tests.app.fake_engine import FakeEngine, Script
-from tests.app.running import ADMIN_PASSWORD, Website, free_port
+from tests.app.running import ADMIN_PASSWORD, Website, nobody_listens
 from tests.waiting import until
 
 KEY = {"Authorization": f"Bearer {ADMIN_PASSWORD}"}
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_fails_says_why_and_is_tried_again_when_enabled(engine
 
 
 def test_without_an_engine_the_models_wait(tmp_path):
-    with Website(tmp_path, engine_url=f"http://127.0.0.1:{free_port()}") as site:
+    with nobody_listens() as url, Website(tmp_path, engine_url=url) as site:
         model = site.in_loop(site.services.registry.model("alpha"))
         assert model.status == "waiting" and "engine" in model.reason
 
@@ -245,8 +245,8 @@ def test_the_form_says_what_has_become_of_a_new_model(site, engine, monkeypatch,
     assert said(name="good", source="path:/good") == (sentence("ready", "good"), ["good"])
     assert said(name="slow", source="path:/slow") == (sentence("loading", "slow"), ["open"])
     assert said(name="bad", source="path:/broken") == (sentence("failed", "bad", "its end is missing"), ["bad"])
-    remote = f"openai:http://127.0.0.1:{free_port()}/v1#x"
-    text, tone = said(name="far", source=remote)
+    with nobody_listens() as url:
+        text, tone = said(name="far", source=f"openai:{url}/v1#x")
     assert tone == ["bad"] and "far" in text and site.in_loop(site.services.registry.model("far")).reason in text
     assert said(name="bad", source="path:/broken") == (words["register_wrong"], ["bad"])
 
@@ -383,7 +383,8 @@ def test_a_remote_endpoint_takes_part_with_its_key_prompt_and_sampling(site, reg
 
 
 def test_a_remote_endpoint_that_fails_is_said_and_the_others_go_on(registry, monkeypatch):
-    dead = registry.add(name="dead", source=f"openai:http://127.0.0.1:{free_port()}/v1#x")
+    with nobody_listens() as url:
+        dead = registry.add(name="dead", source=f"openai:{url}/v1#x")
     assert dead.status == "failed" and "does not answer" in dead.reason
     with FakeEngine() as remote:
         remote.add(["other"])

@@ -11,11 +11,13 @@ from functools import partial
 import orjson
 import pytest
 
+from app.config import AppConfig
 from app.engine_client import Delta, EngineUnreachable
 from app.errors import SIDE_FAILED
 from app.streams import END_LEEWAY_CHARACTERS, END_SECONDS, TICK_SECONDS, EventLog, Lockstep, Pace, TurnStream
 from tests.app.virtual_time import run
 
+GRACE_SECONDS = AppConfig().reader_grace_seconds
 FAST = Pace(characters_per_second=100_000, lag_seconds=1)
 WORDS = "one two three four five six seven eight nine ten\n\n"
 
@@ -256,7 +258,7 @@ def test_a_reader_that_comes_back_gets_what_it_missed_and_no_more():
     assert list(blocks["a"].values()) == ["<p>one two three four five six seven eight nine ten</p>\n"] * 3
 
 
-def test_with_nobody_reading_both_sides_stop():
+def test_with_nobody_reading_both_sides_stop_within_two_seconds():
     async def body():
         hung_up = []
 
@@ -268,26 +270,55 @@ def test_with_nobody_reading_both_sides_stop():
             finally:
                 hung_up.append(side)
 
-        turn = Turn(grace=0.5, a=partial(endless, "a"), b=partial(endless, "b"))
+        turn = Turn(grace=GRACE_SECONDS, a=partial(endless, "a"), b=partial(endless, "b"))
         began = asyncio.get_running_loop().time()
         await turn.stream.run()
         return turn, hung_up, asyncio.get_running_loop().time() - began
 
     turn, hung_up, took = run(body())
-    assert sorted(hung_up) == ["a", "b"] and 0.4 < took < 1.2
+    assert sorted(hung_up) == ["a", "b"] and GRACE_SECONDS <= took <= 2
     assert {outcome.state for outcome in turn.saved[0].values()} == {"interrupted"}
     assert len(turn.saved) == 1
 
 
 def test_a_reader_whose_network_is_cut_is_nobody():
     async def body():
-        turn = Turn(grace=0.5, a=partial(speak, "x" * 5000, pause=0.01), b=partial(speak, "x" * 5000, pause=0.01))
-        began = asyncio.get_running_loop().time()
-        with turn.stream.audience.joined(lambda: asyncio.get_running_loop().time() - began):
+        slow = partial(speak, "x" * 5000, pause=0.01)
+        turn, clock = Turn(grace=GRACE_SECONDS, a=slow, b=slow), asyncio.get_running_loop().time
+        began = clock()
+        with turn.stream.audience.joined(lambda: clock() - began):
             await turn.stream.run()
+        return turn, clock() - began
+
+    turn, took = run(body())
+    assert turn.saved[0]["a"].state == "interrupted" and GRACE_SECONDS <= took <= 2
+
+
+def test_a_reader_who_comes_back_within_the_grace_has_all_of_it_again():
+    async def body():
+        slow = partial(speak, "x" * 5000, pause=0.01)
+        turn = Turn(grace=GRACE_SECONDS, a=slow, b=slow)
+        task = asyncio.create_task(turn.stream.run())
+        while not task.done():
+            with turn.stream.audience.joined(lambda: 0.0):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(GRACE_SECONDS - 2 * TICK_SECONDS)
         return turn
 
-    assert run(body()).saved[0]["a"].state == "interrupted"
+    assert run(body()).saved[0]["a"].state == "done"
+
+
+def test_who_asks_for_the_battle_now_and_then_reads_it():
+    async def body():
+        slow = partial(speak, "x" * 5000, pause=0.01)
+        turn = Turn(grace=GRACE_SECONDS, a=slow, b=slow)
+        task = asyncio.create_task(turn.stream.run())
+        while not task.done():
+            turn.stream.audience.touch()
+            await asyncio.sleep(GRACE_SECONDS - 2 * TICK_SECONDS)
+        return turn
+
+    assert run(body()).saved[0]["a"].state == "done"
 
 
 def test_stop_keeps_what_is_shown_and_nothing_else():

@@ -29,13 +29,18 @@ class Server:
     """Started at once; `wait_until_ready` before the first request, `close` at the end, whatever happened."""
 
     def __init__(self, launch: Launch, log: Path) -> None:
+        self._launch, self._log = launch, log
+        self._start()
+
+    def _start(self) -> None:
         port = free_port()
-        self.url, self._launch, self._log = f"http://127.0.0.1:{port}", launch, log
-        command = [part.replace("{port}", str(port)) for part in launch.command]
-        with log.open("ab") as output:
+        self.url = f"http://127.0.0.1:{port}"
+        command = [part.replace("{port}", str(port)) for part in self._launch.command]
+        with self._log.open("ab") as output:
+            self._said_before = output.tell()
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **launch.environment},
+                env={**os.environ, **self._launch.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -51,9 +56,14 @@ class Server:
         return Endpoint(self.url, self._launch.model, changes=self._launch.changes)
 
     def wait_until_ready(self, timeout_seconds: float = 300) -> None:
-        ends = time.monotonic() + timeout_seconds
+        """Starts it once more where another program took the port that was free."""
+        ends, tries = time.monotonic() + timeout_seconds, 2
         while not answers(self.url + self._launch.path):
             if (status := self._process.poll()) is not None:
+                tries -= 1
+                if tries and b"ddress already in use" in self._log.read_bytes()[self._said_before :]:
+                    self._start()
+                    continue
                 raise ServerError(f"ended with status {status} before it was ready", self._log)
             if time.monotonic() > ends:
                 raise ServerError(f"was not ready after {timeout_seconds:.0f} s", self._log)

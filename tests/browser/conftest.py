@@ -76,7 +76,7 @@ def open_site(browser: Browser, warm_contexts: dict[bool, BrowserContext]):
             own.append(context)
         else:
             context = warm_contexts[phone]
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(30_000)
         if accepts:
             context.request.post(f"{website.url}/api/notice")
         page = watched(context.new_page(), website.url)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.app.fake_engine import Script
+from tests.app.running import SHIPPED_GRACE_SECONDS
 from tests.browser.conftest import one_site
 from tests.waiting import until
 
-STORY = " ".join(f"word{number}" for number in range(400))
+STORY = " ".join(f"word{number}" for number in range(2000))  # more than a minute
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_reload_in_mid_stream_goes_on_from_what_was_shown(site, open_site, slow)
     until(lambda: words_shown(visit) > 8)
     shown, battle = words_shown(visit), visit.battle()
     visit.page.reload()
-    visit.until("streaming")  # two seconds without a reader would have interrupted it
+    visit.until("streaming")
     assert words_shown(visit) >= shown
     until(lambda: words_shown(visit) > shown + 5)
     assert visit.battle() == battle
@@ -44,39 +45,41 @@ def test_reload_keeps_pair_and_sides_and_the_vote_stays_possible(site, open_site
     visit.vote("a")
 
 
-def test_closed_tab_stops_both_sides_within_two_seconds(site, open_site, engine, slow):
-    visit = open_site(site).ask("Tell me a story", until="streaming")
-    until(lambda: words_shown(visit) > 2)
-    assert engine.streaming == 2
-    visit.page.close()
-    until(lambda: engine.streaming == 0, seconds=2.5)
-    again = open_site(site)
-    assert again.state == "interrupted"
-    assert "interrupted" in again.page.inner_text("#banner")
-    assert not again.page.locator("#vote-a").is_visible()
-    again.page.click("#regenerate")
-    again.until("votable")
-    assert again.answer("a") == "An answer at last."
+def test_closed_tab_stops_both_sides(engine, open_site, slow, tmp_path):
+    """Within two seconds: that is shown where no machine is too slow for it, in tests/app/test_streams.py."""
+    with one_site(tmp_path, engine_url=engine.url, reader_grace_seconds=SHIPPED_GRACE_SECONDS) as site:
+        visit = open_site(site.ready()).ask("Tell me a story", until="streaming")
+        until(lambda: words_shown(visit) > 2)
+        assert engine.streaming == 2
+        visit.page.close()
+        until(lambda: engine.streaming == 0)
+        again = open_site(site)
+        assert again.state == "interrupted"
+        assert "interrupted" in again.page.inner_text("#banner")
+        assert not again.page.locator("#vote-a").is_visible()
+        again.page.click("#regenerate")
+        again.until("votable")
+        assert again.answer("a") == "An answer at last."
 
 
 def test_lost_connection_is_said_and_the_stream_goes_on(site, open_site, slow):
     visit = open_site(site).ask("Tell me a story", until="streaming")
     until(lambda: words_shown(visit) > 8)
-    page = visit.page
-    refused = []
+    page, tried, network = visit.page, [], {"is_gone": True}
 
-    def refuse(route):
-        refused.append(route.request.url)
-        route.abort() if len(refused) < 2 else route.continue_()
+    def route(route):
+        tried.append(route.request.url)
+        route.abort() if network["is_gone"] else route.continue_()
 
-    page.route("**/events*", refuse)
+    page.route("**/events*", route)
     page.evaluate("dispatchEvent(new Event('offline'))")  # what a browser says when the network goes
     page.wait_for_selector("#banner .note.bad")
     assert page.inner_text("#banner") == "Connection lost. Trying again…"
     shown = words_shown(visit)
+    network["is_gone"] = False
     page.wait_for_selector("#banner .note", state="detached")
     until(lambda: words_shown(visit) > shown + 5)
-    assert all("after=" in url and "after=0" not in url for url in refused)
+    assert tried and all("after=" in url and "after=0" not in url for url in tried)
     page.click("#stop")
     visit.until("votable")
 
@@ -174,7 +177,7 @@ def test_second_tab_follows_what_the_first_has_asked(site, open_site, slow):
     assert second.state == "streaming"
     first.page.click("#stop")
     second.until("votable")
-    first.ask("And the end?")
+    first.until("votable").ask("And the end?")
     second.page.click("#regenerate")
     second.until("votable")
     assert second.page.locator("#chat-a .question-text").all_inner_texts() == ["Tell me a story", "And the end?"]

@@ -76,7 +76,7 @@ def test_model_is_registered_loaded_and_fights_without_a_restart(real_site, open
 
 def test_crash_of_the_engine_is_one_neutral_sentence_and_the_battle_goes_on(real_site, open_site, engine_process):
     visit = open_site(real_site)
-    visit.ask("word " * 60, until="streaming")
+    visit.ask("word " * 60, until=None).until("streaming", "votable")
     engine_process.kill9()
     visit.until("interrupted", "votable")
     if visit.state == "interrupted":

@@ -41,7 +41,7 @@ class Visit:
         self.page.wait_for_selector(", ".join(f"html[data-battle={state}]" for state in states))
         return self
 
-    def eventually(self, expression: str, *, seconds: float = 10) -> Visit:
+    def eventually(self, expression: str, *, seconds: float = 30) -> Visit:
         """Until a JavaScript expression is true. (Playwright's own wait would need eval, which the page forbids.)"""
         until(lambda: self.page.evaluate(expression), seconds=seconds)
         return self

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -83,7 +82,7 @@ def test_cancelled_run_is_committed_whole(database):
     def work(session):
         add_visitor(session)
         begun.set()
-        go_on.wait(10)
+        go_on.wait(30)
         add_visitor(session)
 
     async def cancel_midway():
@@ -116,7 +115,7 @@ def test_writers_of_one_process_queue_and_keep_no_reader_from_a_thread(connect, 
 
     def first(session):
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
 
     async def two_writers_and_a_reader():
         writers = [asyncio.create_task(narrow.run(each)) for each in (first, add_visitor)]
@@ -134,14 +133,18 @@ def test_writers_of_one_process_queue_and_keep_no_reader_from_a_thread(connect, 
 
 @only_sqlite
 def test_writer_whose_turn_comes_too_late_is_told_so(connect, database):
-    impatient = connect(busy_timeout_seconds=0.05)
+    impatient, go_on = connect(busy_timeout_seconds=0.5), threading.Event()
 
     async def one_after_the_other():
-        slow = impatient.run(lambda session: time.sleep(0.2))
-        return await asyncio.gather(slow, impatient.run(add_visitor), return_exceptions=True)
+        slow = asyncio.create_task(impatient.run(lambda session: go_on.wait(30)))
+        late = asyncio.create_task(impatient.run(add_visitor))
+        await asyncio.sleep(0)  # both have asked
+        await asyncio.sleep(0.6)
+        go_on.set()
+        return await asyncio.gather(slow, late, return_exceptions=True)
 
     first, second = asyncio.run(one_after_the_other())
-    assert first is None and isinstance(second, DatabaseUnavailable)
+    assert first is True and isinstance(second, DatabaseUnavailable)
     assert count(database, "visitors") == 0
 
 

@@ -93,7 +93,7 @@ class Rig:
         return answer
 
     def until(self, holds: Callable[[], bool], steps: int = 20_000) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not holds():
             if not self.engine.step():
                 assert time.monotonic() < deadline, "the engine is idle, and what was waited for did not come"

@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.child import EngineChild, call, register
+from engine.errors import EngineError
 from tests.engine.tiny import IM_END, VOCAB_SIZE, tiny_gemma3, tiny_llama, tiny_tokenizer
 
 SPOKEN = "🙈ñ語ب"  # more tokens than characters, and no token twice
@@ -141,7 +143,11 @@ class EngineProcess:
     def restart(self) -> None:
         port = int(self.url.rsplit(":", 1)[1])
         self.close()
-        self._child = self._start(port)
+        try:
+            self._child = self._start(port)
+        except EngineError:  # for as long as it was free, another program's connection may have had the port
+            time.sleep(1)
+            self._child = self._start(port)
 
     def close(self) -> None:
         self._child.close()

@@ -167,9 +167,9 @@ def test_thousands_of_control_tokens_cost_little_in_a_long_message(llama):
     tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
     tokenizer.add_special_tokens([f"<unused{i}>" for i in range(6000)])
     pattern = control_token_pattern(tokenizer, "")
-    began = time.process_time()
+    began = time.thread_time()
     assert pattern.sub("!", "<" * 300_000 + "<unused5999>").endswith("!unused5999>")
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 2
 
 
 def test_exactly_one_bos(gemma):

@@ -823,7 +823,7 @@ def test_a_checkpoint_that_arrives_when_nobody_wants_it_any_more_is_dropped():
     go_on = threading.Event()
 
     def load(source, precision, adapter, progress):
-        go_on.wait(10)
+        go_on.wait(30)
         return FakeRunner(FULL, source)
 
     engine = engine_with(load)
@@ -874,20 +874,21 @@ def test_many_threads_may_ask_abort_and_look_at_once(running):
     for thread in threads:
         thread.join()
     for inbox in inboxes:
-        assert inbox.ended.wait(20)
+        assert inbox.ended.wait(30)
     pages = running.kv()["pages"]
     assert pages["used"] == pages["pinned"]
     assert running.alive and running.failure is None
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="needs the clock of a single thread")
 def test_an_idle_engine_uses_no_processor(running):
-    inbox = Inbox()
+    inbox, clock = Inbox(), time.pthread_getcpuclockid(running._thread.ident)
     running.submit("a", words(30), SamplingParams(3), inbox)
-    inbox.ended.wait(10)
+    assert inbox.ended.wait(30)
     time.sleep(0.1)
-    before = time.process_time()
+    before = time.clock_gettime(clock)
     time.sleep(1.5)  # long enough for the check at rest
-    assert time.process_time() - before < 0.15
+    assert time.clock_gettime(clock) - before < 0.15
 
 
 def test_events_of_a_step_are_sent_together_also_the_last_of_an_engine_that_ends(running):
@@ -924,7 +925,7 @@ def test_requests_and_questions_that_the_engine_no_longer_hears_are_told(running
             told.append(str(error))
 
     def fail() -> None:
-        hold.wait(10)
+        hold.wait(30)
         raise KeyError("a bug")
 
     running._post(fail)
@@ -935,7 +936,7 @@ def test_requests_and_questions_that_the_engine_no_longer_hears_are_told(running
     hold.set()
     asking.join(10)
     assert "KeyError" in told[0]
-    assert inbox.ended.wait(10)
+    assert inbox.ended.wait(30)
     assert (inbox.events[0].finish_reason, inbox.events[0].error) == ("error", told[0])
 
 
@@ -944,7 +945,7 @@ def test_books_that_do_not_add_up_end_the_thread_visibly(running):
     running.submit("a", words(30), SamplingParams(1000), inbox)
     until(lambda: inbox.events)
     running._ask(lambda: running.memory.pool.take(1))
-    assert inbox.ended.wait(10)
+    assert inbox.ended.wait(30)
     until(lambda: not running.alive)
     assert inbox.events[-1].finish_reason == "error"
     assert "IntegrityError" in running.failure

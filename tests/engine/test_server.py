@@ -43,7 +43,7 @@ def http(engine):
         yield client
 
 
-def status(url: str, name: str, *, until: str = "", seconds: float = 20) -> dict:
+def status(url: str, name: str, *, until: str = "", seconds: float = 60) -> dict:
     ends = time.monotonic() + seconds
     while True:
         found = {model["name"]: model for model in httpx.get(url + "/models").json()["models"]}.get(name)

@@ -35,8 +35,8 @@ def test_signal_ends_it_at_once_and_tells_those_who_wait(number):
         began = time.monotonic()
         os.kill(engine.pid, number)
         events = [line for line in lines if line]
-    assert engine._child.process.wait(10) == 0
-    assert time.monotonic() - began < 5  # a quarter of a second on an idle machine
+    assert engine._child.process.wait(60) == 0
+    assert time.monotonic() - began < 10  # a quarter of a second on an idle machine
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_dead"
     engine.close()
 
@@ -60,7 +60,7 @@ def test_one_line_of_json_says_where_it_listens():
         assert httpx.get(line["url"] + "/health").status_code == 200
     finally:
         process.terminate()
-        rest, _ = process.communicate(timeout=10)
+        rest, _ = process.communicate(timeout=60)
     assert rest == ""
 
 
@@ -76,7 +76,7 @@ def test_engine_ends_with_the_process_that_started_it():
     assert httpx.get(url + "/health").status_code == 200
     parent.kill()
     parent.wait()
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 30
     while time.monotonic() < ends:
         try:
             httpx.get(url + "/health", timeout=2)
@@ -133,8 +133,8 @@ def test_process_ends_when_its_engine_thread_does_so_that_it_can_be_restarted(st
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     url = json.loads(process.stdout.readline())["url"]
     register(url, TinyModel("m").as_dict())
-    failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the", "stream": stream}, timeout=10)
-    _, stderr = process.communicate(timeout=20)
+    failed = httpx.post(url + "/v1/completions", json={"model": "m", "prompt": "the", "stream": stream}, timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert failed.status_code in (500, 503)  # of the step that broke, or of the next to ask a dead engine
     assert "the memory is on fire" in failed.json()["error"]["message"]
     assert process.returncode == 1
@@ -169,7 +169,7 @@ def test_health_tells_for_how_long_a_step_has_run():
 
     def hang() -> bool:
         begun.set()
-        return not goes_on.wait(10)
+        return not goes_on.wait(30)
 
     engine.step = hang
     engine.start()

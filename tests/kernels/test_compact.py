@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from kernels.cpu import CpuBackend
 from kernels.triton import TritonBackend
 from tests.kernels.comparison import BF16_BOUND, TRAITS, differences
 from tests.kernels.decoders import Pages, llama_traits, random_weights
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,13 +81,13 @@ from tests.kernels.decoders import llama_traits, random_weights
 traits, cpu = llama_traits(), CpuBackend(1)
 weights = random_weights(traits)
 in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**25, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**25, resource.RLIM_INFINITY))  # of 2**26 that weights begin with
 try:
     cpu.pack(traits, weights, torch.bfloat16, precision="compact")
 except ValueError as error:
     print(error)
 """
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (child.returncode, child.stdout) == (0, "the system gives no more memory\n")
 
 

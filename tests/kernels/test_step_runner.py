@@ -157,6 +157,7 @@ def test_arm_neon_gives_the_same_values(tmp_path_factory, dtype, precision):
     assert run_steps(folder, dtype, compiler, ["-O1", "-static"], [emulator], precision=precision) == "neon"
 
 
+@pytest.mark.timeout(900)  # it compiles and runs five programs, of which some are forty times as slow
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(tmp_path, sanitizers):
     compiler = build.find_compiler()

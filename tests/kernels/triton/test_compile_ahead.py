@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 MODELS = ("SmolLM2-135M", "Gemma-3-270m")
 
 
+@pytest.mark.timeout(900)  # a minute on an idle machine
 def test_every_kernel_compiles_and_fits_each_chip(tmp_path):
     asked = [part for model in MODELS for part in ("--model", model)]
     command = [sys.executable, "-m", "kernels.triton.compile_ahead", "--json", *asked]
