@@ -44,7 +44,7 @@ def test_map_moves_while_a_battle_streams_and_names_nobody(real_site, open_site)
     visitor = real_site.visitor()
     battle = visitor.ask("word " * 40)
     reading = visitor.read(battle, stop=lambda reading: visit.page.evaluate(PICTURE) != before)
-    assert reading.events, "the map changed before the answers ended"
+    assert reading.state == "streaming", "the map changed before the answers ended"
     assert visit.page.evaluate("document.documentElement.hasAttribute('data-estimated')")
     assert "mean size" in visit.page.inner_text("#memory-status")
     visitor.read(battle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +13,7 @@ import pytest
 from engine.schema import CHAT_OFF, NO_EFFECT
 from tests.engine.server_fixture import SPOKEN, TinyModel
 from tests.engine.tiny import BOS
+from tests.waiting import until
 
 ASK = [{"role": "user", "content": "what is the capital of france?"}]
 GREEDY = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -77,12 +77,14 @@ def streamed(stream) -> tuple[str, str, list]:
     return text, choices[-1].finish_reason, chunks
 
 
-def in_use(engine) -> int:
-    """Pages in use that nobody pinned, as soon as they are 0 or after five seconds."""
-    ends = time.monotonic() + 5
-    while (used := (pages := engine.kv()["pages"])["used"] - pages["pinned"]) and time.monotonic() < ends:
-        time.sleep(0.02)
-    return used
+def is_idle(engine) -> bool:
+    """Nobody is served or waits, and no page is in use but those that are pinned."""
+    pages, load = engine.kv()["pages"], load_of(engine)
+    return pages["used"] == pages["pinned"] and load["running"] == load["waiting"] == 0
+
+
+def load_of(engine) -> dict:
+    return httpx.get(engine.url + "/load", timeout=30).json()
 
 
 def test_answer_has_the_shape_and_the_counts_of_openai(client):
@@ -314,10 +316,14 @@ def test_a_megabyte_is_refused_within_a_second_while_others_stream(client):
         model="llama", messages=ASK, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
     )
     next(stream)
-    began = time.monotonic()
-    with pytest.raises(openai.BadRequestError, match="llama allows 2,048"):
-        client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "a page " * 150_000}])
-    assert time.monotonic() - began < 5  # half a second on an idle machine
+
+    def seconds() -> float:
+        began = time.monotonic()
+        with pytest.raises(openai.BadRequestError, match="llama allows 2,048"):
+            client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "a page " * 150_000}])
+        return time.monotonic() - began
+
+    assert any(seconds() < 5 for _ in range(3))  # half a second on an idle machine
     assert streamed(stream)[1] == "length"
 
 
@@ -385,35 +391,41 @@ def test_ready_models_are_listed(client):
 
 
 def test_client_that_leaves_a_stream_frees_its_pages(client, engine):
+    before = load_of(engine)["generated_tokens"]
     stream = client.chat.completions.create(
         model="llama", messages=ASK, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
     )
     next(stream)
     assert engine.kv()["pages"]["used"] > engine.kv()["pages"]["pinned"]
     stream.close()
-    assert in_use(engine) == 0
+    until(lambda: is_idle(engine), seconds=60)
+    assert load_of(engine)["generated_tokens"] - before < 1500
 
 
 def test_client_that_leaves_a_whole_answer_frees_its_pages(engine):
+    before = load_of(engine)["generated_tokens"]
     body = {"model": "llama", "messages": ASK, "max_tokens": 1800, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(engine.url + "/v1/chat/completions", json=body, timeout=httpx.Timeout(10, read=0.3))
-    assert in_use(engine) == 0
+        httpx.post(engine.url + "/v1/chat/completions", json=body, timeout=httpx.Timeout(30, read=0.3))
+    until(lambda: is_idle(engine), seconds=60)
+    assert load_of(engine)["generated_tokens"] - before < 1800
 
 
 def test_clients_that_leave_while_queued_or_prefilling_leave_nothing_behind(engine):
+    before = load_of(engine)["generated_tokens"]
     body = {"messages": [{"role": "user", "content": "fox " * 800}], "max_tokens": 300, "ignore_eos": True}
 
-    def ask_and_leave(number):
+    def leaves(number) -> bool:
         request = {**body, "model": ("llama", "gemma")[number % 2], "stream": number % 4 < 2}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(engine.url + "/v1/chat/completions", json=request, timeout=httpx.Timeout(10, read=0.25))
+        try:
+            httpx.post(engine.url + "/v1/chat/completions", json=request, timeout=httpx.Timeout(30, read=0.25))
+        except httpx.ReadTimeout:
+            return True
+        return False
 
-    threads = [threading.Thread(target=ask_and_leave, args=(number,)) for number in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert in_use(engine) == 0
+    with ThreadPoolExecutor(40) as pool:
+        left = sum(pool.map(leaves, range(40)))
+    until(lambda: is_idle(engine), seconds=60)
+    assert left > 20 and load_of(engine)["generated_tokens"] - before < 300 * 40
     load = {name: model["running"] + model["waiting"] for name, model in engine.kv()["models"].items()}
     assert set(load.values()) == {0}
