@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -252,12 +253,9 @@ def test_transformers_makes_one_model_at_a_time(opened, checkpoint, monkeypatch)
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(made))
     folders = [checkpoint(family)[0] for family in SOME[:2]]
-    threads = [threading.Thread(target=load, args=(folder, opened("cpu"))) for folder in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not met
+    with ThreadPoolExecutor(2) as pool:
+        loaded = list(pool.map(load, folders, [opened("cpu")] * 2))
+    assert len(loaded) == 2 and not met
 
 
 def test_a_model_in_bfloat16_prefers_the_same_tokens(opened, checkpoint):

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -868,11 +869,8 @@ def test_many_threads_may_ask_abort_and_look_at_once(running):
         if number % 3 == 0:
             running.abort(request_id)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(60)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(ask, range(60)))
     for inbox in inboxes:
         assert inbox.ended.wait(30)
     pages = running.kv()["pages"]
