@@ -52,8 +52,7 @@ class EngineProcess:
         """Ends the child at once: a request in flight is lost, nothing else is."""
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.wait({self._watch})
         await self._end()
 
     def kill(self) -> None:
@@ -65,9 +64,15 @@ class EngineProcess:
         failures = 0
         while True:
             began = asyncio.get_running_loop().time()
-            code = await self._run_once()
+            try:
+                code = await self._run_once()
+                ending = how_it_ended(code, self._last_line)
+            except Exception as error:  # no memory for a process, no room for its log: the next one may have them
+                log.exception("engine not watched")
+                await self._end()
+                code, ending = None, str(error)
             self.ends += 1
-            self.ending = how_it_ended(code, self._last_line)
+            self.ending = ending
             lived = asyncio.get_running_loop().time() - began
             failures = 0 if lived > SETTLED_SECONDS else failures + 1
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
@@ -104,10 +109,11 @@ class EngineProcess:
             self._url = message["url"]
             log.info("engine listens", extra={"url": self._url, "pid": self.pid})
 
-    def _copy(self, output: IO[str], line: str) -> None:
+    def _copy(self, output: IO[bytes], line: str) -> None:
         self._last_line = line
-        output.write(("engine: " if self._log_file is None else "") + line + "\n")
-        output.flush()
+        with contextlib.suppress(OSError):  # a line that a full disk does not take is lost, and no engine with it
+            output.write((("engine: " if self._log_file is None else "") + line + "\n").encode())
+            output.flush()
 
     @staticmethod
     async def _read_lines(stream: asyncio.StreamReader, each: Callable[[str], None]) -> None:
@@ -145,11 +151,12 @@ def free_port(preferred: int) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
-def open_log(path: Path | None) -> contextlib.AbstractContextManager[IO[str]]:
+def open_log(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Unbuffered: nothing is left for its end, which a full disk would make fail."""
     if path is None:
-        return contextlib.nullcontext(sys.stderr)
+        return contextlib.nullcontext(sys.stderr.buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", encoding="utf-8")
+    return path.open("ab", buffering=0)
 
 
 def how_it_ended(code: int, last_line: str) -> str:
