@@ -28,6 +28,7 @@ PAGE_FRAMES_SECONDS = 10.0  # of silence, when the engine sends a sign of life e
 ANSWER_SECONDS = 30.0  # of a request that is not a stream
 LIST_SECONDS = 10.0  # of one that no tokenizer, page or checkpoint has to be waited for
 LONGEST_LINE_BYTES = 4 * 1024 * 1024
+UNSENDABLE = 422  # the status with which any engine would refuse what cannot even be written down
 
 
 class EngineError(Exception):
@@ -176,10 +177,13 @@ class EngineClient:
     async def models(self) -> dict[str, EngineModel]:
         answer = await self._ask("GET", "/models", key=self._admin_key, seconds=LIST_SECONDS)
         known = EngineModel.__dataclass_fields__
-        return {
-            each["name"]: EngineModel(**{key: value for key, value in each.items() if key in known})
-            for each in answer["models"]
-        }
+        try:
+            return {
+                each["name"]: EngineModel(**{key: value for key, value in each.items() if key in known})
+                for each in answer["models"]
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineRefused(200, "its list of models is not that of an engine of ours") from error
 
     async def put_model(self, name: str, spec: ModelSpec) -> None:
         """Asks for it; `models` tells how it goes on. Raises EngineRefused for a spec that cannot be."""
@@ -254,7 +258,10 @@ class EngineClient:
             raise EngineUnreachable("the engine is starting")
         key = key or self._key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        content = None if body is None else orjson.dumps(body)
+        try:
+            content = None if body is None else orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # as one that no rule of ours saw, written straight into the table
+            raise EngineRefused(UNSENDABLE, f"JSON cannot carry it ({error})") from error
         if content is not None:
             headers["Content-Type"] = "application/json"
         request = self._http.build_request(

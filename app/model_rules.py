@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
+
 from app.errors import ModelRefused, NameTaken
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
@@ -79,6 +81,7 @@ RULES = {
     "from_to": "{field} must be from {least} to {most}, not {value}",
     "about": "{field} must be text of at most {most} characters",
     "fewest_over_most": "min_tokens must not be more than max_tokens",
+    "no_json": "{field} holds what JSON cannot carry to an engine: a whole number beyond 64 bits or half a character",
 }
 PRECISIONS = ("int8", "compact")  # of weights, beside the engine's own
 ABOUT = ("organisation", "licence", "parameters")  # what the leaderboard says of a model
@@ -156,7 +159,7 @@ def checked(
     for field, text in about.items():
         if text is not None and (not isinstance(text, str) or len(text) > LONGEST_ABOUT):
             raise refusal("about", field=field, most=LONGEST_ABOUT)
-    return {
+    columns = {
         "source": source,
         "system_prompt": system_prompt,
         "sampling": checked_sampling(sampling or {}),
@@ -169,6 +172,9 @@ def checked(
         "kv_share": float(kv_share),
         **{field: (text or "").strip() or None for field, text in about.items()},
     }
+    for field, value in columns.items():
+        check_json(field, value)
+    return columns
 
 
 def checked_source(source: str) -> str:
@@ -204,12 +210,21 @@ def checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
         kind, least, most = SAMPLING[name]
         if not KINDS[kind](value):
             raise refusal("kind", field=name, kind=kind, value=repr(value))
+        check_json(name, value)
         if (least is not None and value < least) or (most is not None and value > most):
             rule = "at_least" if most is None else "from_to"
             raise refusal(rule, field=name, least=least, most=most, value=value)
     if sampling.get("min_tokens", 0) > sampling.get("max_tokens", math.inf):
         raise refusal("fewest_over_most", field="min_tokens")
     return dict(sampling)
+
+
+def check_json(field: str, value: Any) -> None:
+    """Whether an engine can be told it."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise refusal("no_json", field=field) from None
 
 
 def check_path(source: str | None, field: str = "source") -> None:

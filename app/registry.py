@@ -60,6 +60,7 @@ TOLD_BY_ENGINES = (
     "checkpoint_context_length",
 )
 NOT_TAKEN = (400, 404, 409, 413, 422)  # HTTP statuses by which an engine refuses a model for what it is
+FELL_OVER = 500  # by which it says that it could not, this time: the others are asked for all the same
 
 
 @dataclass(frozen=True)
@@ -363,9 +364,12 @@ class Registry:
                 await self._engine.put_model(name, spec)
                 changed = True
             except EngineRefused as error:
-                if error.status not in NOT_TAKEN:
+                if error.status not in (*NOT_TAKEN, FELL_OVER):
                     raise
                 self._refused[name] = error.message or str(error)
+                if error.status == FELL_OVER:
+                    self._asked.pop(name, None)
+                    continue
             self._asked[name] = spec
         for name in self._refused if changed else ():  # it may take them now, as when another gave up its share
             self._asked.pop(name, None)

@@ -491,6 +491,7 @@ TABLE: dict[str, tuple[str, str]] = {
             "from_to": "{field} 须在 {least} 到 {most} 之间，而不是 {value}。",
             "about": "{field} 须为文本，最多 {most} 个字符。",
             "fewest_over_most": "min_tokens 不得大于 max_tokens。",
+            "no_json": "{field} 含有无法以 JSON 传给引擎的内容：超过 64 位的整数或半个字符。",
         }.items()
     },
     **{

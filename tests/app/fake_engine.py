@@ -49,6 +49,7 @@ class FakeEngine:
     loading: set[str] = field(default_factory=set)  # names that stay at half
     context_length: int = CONTEXT_LENGTH
     put_status: int | None = None  # what every PUT is refused with
+    put_statuses: dict[str, int] = field(default_factory=dict)  # by source: what its PUT is refused with
     models: dict[str, dict] = field(default_factory=dict)
     asked: list[dict] = field(default_factory=list)
     puts: list[str] = field(default_factory=list)
@@ -120,8 +121,9 @@ class FakeEngine:
         name = request.path_params["name"]
         body = await request.json()
         self.puts.append(name)
-        if self.put_status or "refused" in body["source"]:
-            return JSONResponse({"error": {"message": "no such checkpoint", "type": "x"}}, self.put_status or 422)
+        status = self.put_statuses.get(body["source"], self.put_status)
+        if status or "refused" in body["source"]:
+            return JSONResponse({"error": {"message": "no such checkpoint", "type": "x"}}, status or 422)
         self.models[name] = body
         return JSONResponse(self._status(name), 202)
 

@@ -116,6 +116,15 @@ def test_a_server_that_is_no_engine_is_an_engine_error(reply):
         talk(url, lambda client: client.listed_models(2))
 
 
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b'{"models": [1]}', b'{"models": [{"name": "x"}]}'])
+def test_what_lists_models_in_another_form_is_no_engine_of_ours(body):
+    with (
+        answering_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body) as url,
+        pytest.raises(EngineRefused, match="not that of an engine of ours"),
+    ):
+        talk(url, lambda client: client.models())
+
+
 def test_refusal_without_a_word_is_told_by_its_status():
     with (
         answering_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url,

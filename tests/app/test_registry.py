@@ -15,12 +15,14 @@ from app.registry import DEFAULT_MODELS
 from app.views.admin import FIELDS as FORM
 from app.views.admin import _register as register
 from app.views.words import LANGUAGES, words_for
+from db import queries
 from engine.checkpoints.pypi import CHECKPOINTS
 from engine.config import PRECISIONS as OF_THE_ENGINE
 from kernels.cpu import binding
 from kernels.spec import KEPT_BYTES
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import ADMIN_PASSWORD, Website, nobody_listens
+from tests.db.rows import NOW
 from tests.waiting import until
 
 KEY = {"Authorization": f"Bearer {ADMIN_PASSWORD}"}
@@ -176,6 +178,24 @@ def test_a_model_that_was_refused_is_asked_for_again_once_the_engine_serves_some
     assert statuses(registry)["gamma"] == "ready" and engine.models["gamma"]["kv_share"] == 0.9
 
 
+def test_a_row_that_no_engine_can_be_sent_fails_alone(site, engine, registry):
+    """Its seed would have been refused; whoever writes into the table by hand is told by its status."""
+    with site.database().session() as session:
+        queries.add_model(session, name="gamma", source="path:/gamma", sampling={"seed": 10**20}, now=NOW)
+    engine.models.clear()  # as one that was started anew
+    until(lambda: statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "failed"})
+    assert "64-bit" in next(model.reason for model in registry.models() if model.name == "gamma")
+    assert site.visitor().battle()[1].state == "votable"
+
+
+def test_a_model_over_which_the_engine_falls_fails_alone_and_is_tried_again(site, engine, registry):
+    engine.put_statuses["path:/gamma"] = 500
+    assert registry.add(name="gamma", source="path:/gamma").status == "failed"
+    assert statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "failed"}
+    engine.put_statuses.clear()
+    until(lambda: statuses(registry)["gamma"] == "ready")
+
+
 # What is refused
 
 
@@ -280,6 +300,10 @@ def test_names_that_are_none(name):
         ({"source": "path:/x", "sampling": {"stop": "word"}}, "list of texts"),
         ({"source": "path:/x", "sampling": {"min_tokens": 9, "max_tokens": 8}}, "not be more than"),
         ({"source": "path:/x", "sampling": [1]}, "table of names"),
+        ({"source": "path:/x", "sampling": {"seed": 10**20}}, "seed holds what JSON cannot carry"),
+        ({"source": "path:/x", "sampling": {"stop_token_ids": [2, -(10**20)]}}, "stop_token_ids holds what JSON"),
+        ({"source": "path:/x", "sampling": {"stop": ["\ud800"]}}, "stop holds what JSON cannot carry"),
+        ({"source": "path:/x", "system_prompt": "\ud800"}, "system_prompt holds what JSON cannot carry"),
         ({"source": "path:/x", "context_length": 3}, "context_length"),
         ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
         ({"source": "openai:https://h/v1#x", "endpoint_key_env": "sk-123"}, "name of an environment variable"),
