@@ -124,6 +124,7 @@ class Remote:
     status: EngineModel
     looked_at: float = float("-inf")
     look: asyncio.Task | None = None
+    answering: int = 0  # streams, none of which is to be cut off
 
 
 class Registry:
@@ -377,9 +378,9 @@ class Registry:
 
     async def _sync_remotes(self) -> None:
         wanted = {(row.source, row.endpoint_key_env) for row in self._rows if row.enabled and is_remote(row.source)}
-        in_use = {(row.source, row.endpoint_key_env) for row in self._rows if self.is_in_use(row.id)}
-        for gone in self._remotes.keys() - wanted - in_use:
-            await close_remote(self._remotes.pop(gone))
+        for gone in self._remotes.keys() - wanted:
+            if not self._remotes[gone].answering:
+                await close_remote(self._remotes.pop(gone))
         for source, key_env in wanted - self._remotes.keys():
             self._remotes[source, key_env] = new_remote(source, key_env)
         for remote in self._remotes.values():
@@ -414,14 +415,26 @@ class Registry:
             return self._engine.stream_chat(
                 model.name, messages, sampling={"max_tokens": max_tokens}, silence_seconds=silence_seconds
             )
-        remote = self._remotes[model.source, model.endpoint_key_env]
+        return self._answer_remotely(model, messages, {**model.sampling, "max_tokens": max_tokens}, silence_seconds)
+
+    async def _answer_remotely(
+        self, model: ReadyModel, messages: Sequence[Mapping[str, str]], sampling: Mapping, silence_seconds: float
+    ) -> AsyncGenerator[Delta, None]:
+        key = model.source, model.endpoint_key_env
+        if key not in self._remotes:  # the row was edited since the model was drawn
+            self._remotes[key] = new_remote(*key)
+        remote = self._remotes[key]
         system = [{"role": "system", "content": model.system_prompt}] if model.system_prompt else []
-        return remote.client.stream_chat(
-            remote.model,
-            [*system, *messages],
-            sampling={**model.sampling, "max_tokens": max_tokens},
-            silence_seconds=silence_seconds,
-        )
+        remote.answering += 1
+        try:
+            stream = remote.client.stream_chat(
+                remote.model, [*system, *messages], sampling=sampling, silence_seconds=silence_seconds
+            )
+            async with contextlib.aclosing(stream) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            remote.answering -= 1
 
     async def close(self) -> None:
         if self._looking:

@@ -406,6 +406,24 @@ def test_a_remote_endpoint_takes_part_with_its_key_prompt_and_sampling(site, reg
         assert "sk-very-secret" not in repr(registry.models())
 
 
+def test_a_changed_remote_model_answers_to_its_end(site, registry):
+    with FakeEngine() as old, FakeEngine() as new:
+        for remote in (old, new):
+            remote.add(["big-model"])
+        old.say("big-model", Script.of("word " * 50, pause_seconds=0.02))
+        registry.add(name="far", source=f"openai:{old.url}/v1#big-model")
+        registry.retire("alpha")
+        visitor = site.visitor()
+        battle = visitor.ask()
+        until(lambda: old.streaming)
+        assert registry.change("far", source=f"openai:{new.url}/v1#big-model").status == "ready"
+        assert visitor.read(battle).state == "votable" and old.hung_up == 0
+        visitor.battle()
+        assert len(old.asked) == len(new.asked) == 1
+        registry.sync()
+        assert len(site.services.registry._remotes) == 1, "the old one is closed by then"
+
+
 def test_a_remote_endpoint_that_fails_is_said_and_the_others_go_on(registry, monkeypatch):
     with nobody_listens() as url:
         dead = registry.add(name="dead", source=f"openai:{url}/v1#x")
