@@ -71,11 +71,13 @@ def normal(text: str) -> str:
 @lru_cache(maxsize=4096)
 def _pattern(term: str) -> re.Pattern | None:
     """The term's words with anything but letters between them: "SmolLM2 135M" is "smollm2-135m". At either end no
-    letter or digit may follow, of a script with words; none of the others has spaces to tell by."""
+    letter or digit may follow, of a script with words; none of the others has spaces to tell by. Behind a family its
+    version may: "Llama3" is one of the llamas."""
     words = TOKENS.findall(normal(term))
     if not words:
         return None
     first, last = words[0][0], words[-1][-1]
     before = rf"(?<!{LETTER})" if re.match(LETTER, first) else ""
-    after = rf"(?!{LETTER})" if re.match(LETTER, last) else ""
+    follows = rf"[^\W\d_{GLUED}]" if normal(term) in FAMILIES else LETTER
+    after = rf"(?!{follows})" if re.match(LETTER, last) else ""
     return re.compile(before + r"[\W_]{0,3}".join(map(re.escape, words)) + after)

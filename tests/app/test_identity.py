@@ -55,5 +55,23 @@ def test_everyday_word_in_a_name_gives_nothing_away_by_itself():
     assert find(["The golden ratio phi is 1.618"], {"a": terms("phi-4-mini"), "b": ()}) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("smollm2-135m-brief", "I am SmolLM2."),
+        ("gemma3-270m-brief", "I am Gemma3, made by Google."),
+        ("my-qwen2.5-poet", "I am Qwen2.5, by Alibaba."),
+        ("llama-small", "I'm Llama3"),
+    ],
+)
+def test_family_is_found_with_its_version_behind_it(name, text):
+    assert find([text], {"a": terms(name), "b": ()}).side == "a"
+
+
+@pytest.mark.parametrize("text", ["a herd of llamas", "gptzero found it", "codellama"])
+def test_family_is_not_found_inside_another_word(text):
+    assert find([text], {"a": terms("gpt-x"), "b": terms("llama-small")}) is None
+
+
 def test_pathological_text_takes_no_time():
     assert find(["smollm2" + "-" * 200_000], BARD) is None
