@@ -64,7 +64,7 @@ class Veil:
         self._order = np.concatenate([np.flatnonzero(self._base == FREE), kept])  # pages in the order of their use
         self._next = 0
         self._pages: dict[str, np.ndarray] = {}  # by battle, drawn pages; the ended ones too, until others need them
-        self._requests: dict[str, int] = {}  # by battle, the most answers it had under way
+        self._requests: dict[str, int] = {}  # by battle that streams, the most answers it had under way
         self._begun = 0  # requests of all battles since
 
     def fits(self, states: np.ndarray, figures: Mapping[str, Any]) -> bool:
@@ -76,6 +76,7 @@ class Veil:
         for battle, texts in shown.items():
             self._count(battle, len(texts))
             self._grow(battle, sum(text.slots for text in texts), shown)
+        self._requests = {battle: self._requests[battle] for battle in shown}
         states = self._base.copy()
         for battle, pages in self._pages.items():
             states[pages] = USED if battle in shown else CACHED

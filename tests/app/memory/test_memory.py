@@ -330,6 +330,18 @@ def test_pages_of_an_ended_battle_are_kept_and_its_next_turn_has_them_again():
     assert ((again == USED) & (first == USED)).sum() == (first == USED).sum()
 
 
+def test_veil_remembers_no_battle_that_ended_and_counts_each_of_its_turns():
+    veil = Veil(IDLE, figures_of(IDLE))
+    served = []
+    for number in range(1000):
+        _, figures = veil.draw({f"b{number}": [ShownText(0, 0)] * 2})
+        served.append(figures["cached_tokens_served"])
+    assert len(veil._requests) == 1
+    veil.draw({})
+    _, again = veil.draw({"b999": [ShownText(0, 0)] * 2})
+    assert again["cached_tokens_served"] - served[-1] == served[-1] - served[-2] > 0
+
+
 def test_veil_over_a_full_pool_uses_again_what_is_kept():
     veil = Veil(IDLE, figures_of(IDLE))
     for number in range(12):
