@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.views.templates import templates
 from app.views.words import LANGUAGES, choose_language, words_for
+from db.errors import DatabaseUnavailable
 
 Words = Mapping[str, str]
 LANGUAGE_COOKIE = "arena_language"
@@ -146,7 +147,10 @@ class Frame:
             return RedirectResponse("/admin/login", status_code=303)
         language = language_of(request)
         words = words_for(language)
-        slots = await view.slots(request, self.services, words)
+        try:
+            slots = await view.slots(request, self.services, words)
+        except DatabaseUnavailable:
+            return PlainTextResponse(words["no_database"], 503, headers=NOT_KEPT | {"Retry-After": "2"})
         if "part" in request.query_params:
             part = slots.get(request.query_params["part"])
             return HTMLResponse(part or "", 404 if part is None else 200, headers=NOT_KEPT)

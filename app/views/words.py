@@ -194,6 +194,10 @@ TABLE: dict[str, tuple[str, str]] = {
         "The models are not ready at this moment; please try once more in a few seconds.",
         "模型此刻尚未就绪，请过几秒再试。",
     ),
+    "no_database": (
+        "The database does not answer at the moment. Please load this page again in a few seconds.",
+        "数据库暂时没有响应，请过几秒再刷新页面。",
+    ),
     "error_storage": ("Nothing could be saved. Please try again.", "暂时无法保存，什么也没有记录，请再试一次。"),
     "not_enough_title": ("Two models are needed for a battle", "对战需要两个模型"),
     "not_enough_text": (

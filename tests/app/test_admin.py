@@ -15,7 +15,9 @@ from app.config import AppConfig
 from app.errors import NotSignedIn, TooMany
 from app.security import Secret
 from app.views.admin import slots
+from app.views.frame import Frame, View
 from app.views.words import words_for
+from db.errors import DatabaseUnavailable
 from tests.app.running import ADMIN_PASSWORD
 
 
@@ -143,3 +145,15 @@ def test_part_of_the_view_that_is_asked_for_anew_costs_only_itself():
     request = Request({"type": "http", "headers": [], "query_string": b"part=source-help"})
     nobody_is_asked = SimpleNamespace(registry=None, database=None)
     assert asyncio.run(slots(request, nobody_is_asked, words_for("en"))).keys() == {"source-help"}
+
+
+@pytest.mark.parametrize("query", [b"", b"part=x"])
+def test_page_whose_database_does_not_answer_says_so_and_shows_no_error_of_ours(query):
+    async def away(request, services, words):
+        raise DatabaseUnavailable("locked")
+
+    view = View("/x", "x", None, away)
+    frame = Frame(None, views=[view], lost=view, services=None, signed_in=lambda request: True)
+    request = Request({"type": "http", "method": "GET", "path": "/x", "headers": [], "query_string": query})
+    response = asyncio.run(frame.answer(view, request))
+    assert response.status_code == 503 and response.body.decode() == words_for("en")["no_database"]
