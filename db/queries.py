@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import delete, func, select, tuple_, update
+from sqlalchemy import and_, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, aliased
@@ -725,11 +725,15 @@ def casts(session: Session) -> list[tuple[Vote, Battle]]:
 
 
 def first_prompts(session: Session) -> dict[int, str]:
-    """By vote (id) what its battle began with; the forgotten left out."""
+    """By vote (id) what its battle began with, of those that count or that only their prompt keeps from it; the
+    forgotten left out."""
+    held = Visitor.quarantined_at.is_not(None)
     query = (
         select(Vote.id, Turn.prompt)
         .join(Turn, Turn.battle_id == Vote.battle_id)
+        .join(Visitor, Visitor.id == Vote.visitor_id)
         .where(Turn.number == 1, Vote.private_salt.is_not(None))
+        .where(or_(Vote.counted, and_(Vote.not_counted_reason == "frequent_prompt", ~held)))
     )
     return {vote_id: prompt for vote_id, prompt in session.execute(query)}
 

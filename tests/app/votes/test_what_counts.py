@@ -10,6 +10,7 @@ import pytest
 
 from app.battles import Revealed, _vote
 from app.security import log_signer
+from app.votes import audit
 from db import queries
 from tests.app.fake_engine import FakeEngine, Script
 from tests.app.running import Website
@@ -113,6 +114,33 @@ def test_quarantine_of_the_same_moment_holds_for_the_vote(database):
         revealed = thread.submit(vote)
         wait([revealed], timeout=0.5)  # it has come as far as it can before the quarantine is committed
     assert revealed.result().reason == "quarantine"
+
+
+def test_votes_that_do_not_count_push_no_others_out_as_too_frequent(database):
+    with database.session() as session:
+        models = tuple(add_models(session, "ant", "bee"))
+        flooder, honest = add_visitor(session), add_visitor(session)
+
+        def vote(visitor: str, prompt: str) -> None:
+            battle = add_votable_battle(session, visitor, models, prompt=prompt)
+            queries.cast_vote(session, battle_id=battle.id, visitor_id=visitor, kind="a", now=NOW)
+
+        for _ in range(12):
+            vote(flooder, "Hello")
+        for prompt in 3 * ("Hello", "Why?", "How?"):
+            vote(honest, prompt)
+
+    def deduplicate() -> tuple[int, int]:
+        return audit.deduplicate(database, str.upper, percentile=60, seed=0)
+
+    assert deduplicate() == (12, 0), "each prompt has three"
+    with database.session() as session:
+        queries.quarantine(session, flooder, "floods", "admin", NOW, str.upper)
+    stopped, back = deduplicate()
+    with database.session(read_only=True) as session:
+        assert all(vote.counted for vote in queries.votes_by(session, honest))
+    assert stopped == 0 and back > 0
+    assert deduplicate() == (0, 0)
 
 
 def test_log_of_a_running_arena_is_whole_and_signed(website):
