@@ -261,6 +261,10 @@ def _cached_board(session: Session, method: str, ci: str, last_vote_id: int) -> 
 def _keep(
     session: Session, made: Board, model_ids: dict[str, int], last_vote_id: int, last_decision: int, now: datetime
 ) -> None:
+    """Unless a recount came since: its rows would stay for ever beside those of the boards after it."""
+    queries.lock_votes(session)
+    if queries.last_decision(session) != last_decision:
+        return
     whole = made.as_dict()
     rows = whole.pop("rows")
     queries.save_ratings(

@@ -190,6 +190,38 @@ def test_board_is_shown_even_if_it_cannot_be_cached(arena, monkeypatch, caplog):
     assert "the disk is full" in caplog.text
 
 
+def test_board_that_a_recount_overtook_is_not_kept(arena, monkeypatch):
+    """Its rows would stand for ever among those of later boards, and none of these be found whole."""
+    arena.vote("ant", "bee", "a")
+    with arena.database.session() as session:
+        late = add_visitor(session)
+        battle = add_votable_battle(session, late, (arena.models["cat"], arena.models["dog"]))
+        queries.cast_vote(session, battle_id=battle.id, visitor_id=late, kind="a", now=NOW)
+
+    def overtaken(*args, **named):
+        with arena.database.session() as session:
+            queries.quarantine(session, late, "why", "admin", NOW, None)
+        return rate(*args, **named)
+
+    monkeypatch.setattr(boards, "rate", overtaken)
+    assert {row.model for row in arena.board().rows} == set(NAMES)
+    monkeypatch.setattr(boards, "rate", rate)
+    whole = arena.board()
+    assert [row.model for row in whole.rows] == ["ant", "bee"]
+    monkeypatch.setattr(boards, "rate", None)
+    assert arena.board() == whole
+
+
+def test_votes_and_boards_of_one_moment_do_not_stand_in_each_others_way(arena, caplog):
+    arena.vote_often(10)
+    with ThreadPoolExecutor(1) as threads:
+        votes = threads.submit(arena.vote_often, 20, 1)
+        while not votes.done():
+            arena.board()
+        votes.result()
+    assert not caplog.records
+
+
 def test_board_asked_for_by_a_method_that_is_not_there_is_refused(arena):
     with pytest.raises(ValueError, match="no rating method 'glicko'"):
         arena.board(method="glicko")
