@@ -21,7 +21,20 @@ from sqlalchemy.orm import Session, aliased
 from db import vote_log
 from db.decisions import REASONS
 from db.errors import AlreadyVoted, NameTaken, NotFound, NotVotable
-from db.tables import BATTLE_STATES, SIDES, Answer, Battle, Decision, LogHead, Model, Rating, Turn, Visitor, Vote
+from db.tables import (
+    BATTLE_STATES,
+    SIDES,
+    Answer,
+    Battle,
+    Decision,
+    LogHead,
+    Model,
+    Rating,
+    Turn,
+    Visitor,
+    Vote,
+    storable,
+)
 from db.vote_kinds import VOTE_KINDS
 
 LIMIT_LOCK = 0x4C494D54  # seed of the advisory locks of who counts battles against a limit
@@ -416,6 +429,7 @@ def decide(
     """Whether these votes count from now on, logged. Boards that were cached before are forgotten: a recount."""
     if reason not in REASONS:
         raise ValueError(f"a reason is one of {', '.join(REASONS)}, not {reason!r}")
+    note, decided_by = storable(note), storable(decided_by)  # the log's hash is of what is stored
     lock_votes(session)
     for vote in votes:
         body = vote_log.decision_body(

@@ -48,14 +48,26 @@ class UTCDateTime(TypeDecorator):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class FreeText(TypeDecorator):
-    """Text of visitors and models. PostgreSQL cannot hold NUL, so its symbol is kept instead, on every database."""
+def storable(text: str) -> str:
+    """PostgreSQL cannot hold NUL, so its symbol is kept instead, on every database."""
+    return text.replace("\0", "\N{SYMBOL FOR NULL}")
+
+
+class StorableText(TypeDecorator):
+    """Made storable on its way in, also where it is only asked for: no NUL of a visitor's makes a query fail."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect) -> str | None:
-        return value if value is None else value.replace("\0", "\N{SYMBOL FOR NULL}")
+        return value if value is None else storable(value)
+
+
+class Id(StorableText):
+    """uuid4 in hex."""
+
+    impl = String
+    cache_ok = True
 
 
 class Table(DeclarativeBase):
@@ -72,7 +84,7 @@ class Table(DeclarativeBase):
     )
     type_annotation_map = {  # noqa: RUF012  (read by SQLAlchemy as it is)
         datetime: UTCDateTime,
-        str: Text,
+        str: StorableText,
         float: Double,
         dict[str, Any]: JSON,
     }
@@ -95,7 +107,7 @@ class Model(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     source: Mapped[str]
-    system_prompt: Mapped[str] = mapped_column(FreeText)
+    system_prompt: Mapped[str]
     sampling: Mapped[dict[str, Any]]
     chat_template: Mapped[str | None]
     context_length: Mapped[int | None]
@@ -118,7 +130,7 @@ class Visitor(Table):
     __tablename__ = "visitors"
     __table_args__ = (Index(None, "public_id", unique=True), Index(None, "quarantined_at"))
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)  # uuid4 in hex
+    id: Mapped[str] = mapped_column(Id(32), primary_key=True)
     created_at: Mapped[datetime]
     notice_accepted_at: Mapped[datetime | None]
     public_id: Mapped[str | None]  # what exports call the visitor; None where a file told of none
@@ -139,7 +151,7 @@ class Battle(Table):
         Index(None, "state", "updated_at"),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)  # uuid4 in hex: cannot be guessed
+    id: Mapped[str] = mapped_column(Id(32), primary_key=True)  # cannot be guessed
     visitor_id: Mapped[str] = mapped_column(ForeignKey("visitors.id"))
     model_a_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
     model_b_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
@@ -160,7 +172,7 @@ class Turn(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     battle_id: Mapped[str] = mapped_column(ForeignKey("battles.id"))
     number: Mapped[int]  # from 1
-    prompt: Mapped[str] = mapped_column(FreeText)
+    prompt: Mapped[str]
     created_at: Mapped[datetime]
 
 
@@ -180,9 +192,9 @@ class Answer(Table):
     side: Mapped[str] = mapped_column(String(1))
     attempt: Mapped[int]  # from 1
     state: Mapped[str]
-    text: Mapped[str] = mapped_column(FreeText)
+    text: Mapped[str]
     finish_reason: Mapped[str | None]
-    error: Mapped[str | None] = mapped_column(FreeText)  # for the admin; never shown to the visitor
+    error: Mapped[str | None]  # for the admin; never shown to the visitor
     prompt_tokens: Mapped[int | None]
     completion_tokens: Mapped[int | None]
     cached_tokens: Mapped[int | None]
@@ -228,7 +240,7 @@ class Decision(Table):
     counted: Mapped[bool]
     reason: Mapped[str]  # a key of db.decisions.REASONS
     decided_by: Mapped[str]
-    note: Mapped[str] = mapped_column(FreeText)  # for the admin
+    note: Mapped[str]  # for the admin
     retroactive: Mapped[bool]  # the vote stood on boards before: those are out of date
     created_at: Mapped[datetime]
     previous_hash: Mapped[str]

@@ -36,6 +36,15 @@ def votable(database, visitor_id, model_ids) -> Battle:
 # Models
 
 
+def test_nothing_is_called_by_a_name_with_nul(database):
+    with database.session(read_only=True) as session:
+        for find in (queries.find_battle, queries.model_named):
+            with pytest.raises(NotFound):
+                find(session, "a\0b")
+        assert queries.find_visitor(session, "a\0b") is queries.visitor_called(session, "a\0b") is None
+        assert not queries.battle_exists(session, "\0")
+
+
 def test_model_comes_back_as_it_was_added(database):
     columns = {
         "name": "qwen small",

@@ -160,3 +160,9 @@ def test_forgotten_visitor_leaves_votes_and_nothing_else_and_the_log_is_whole(da
     if database.is_sqlite:
         folder = database.url.database.rpartition("/")[0]
         assert all(secret.encode() not in path.read_bytes() for path in pathlib.Path(folder).glob("arena.db*"))
+
+
+def test_note_with_nul_is_hashed_as_it_is_kept(database, five):
+    with database.session() as session:
+        queries.quarantine(session, five[0], "why\0", "admin\0", later(9), sign)
+    assert faults(database) == ()

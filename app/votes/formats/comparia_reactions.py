@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.votes.formats.lmarena_140k import moment
-from app.votes.formats.records import BadRow, Row, Said, VoteRecord, as_stored, checked
+from app.votes.formats.records import BadRow, Row, Said, VoteRecord, as_stored, checked, with_details
 from app.votes.formats.rows import Columns, VotesSource, needed
 
 KINDS = {"liked": "bool", "disliked": "bool", "msg_rank": "int", "msg_index": "int"}
@@ -64,7 +64,7 @@ class ReactionsFormat:
             conversation=(Said(first.get("question_content") or "", texts["a"], texts["b"]),),
         )
         stored = as_stored(checked(record), self.name)
-        return replace(stored, details={"format": self.name, "rows": rows})
+        return with_details(stored, {"format": self.name, "rows": rows})
 
     def write(self, records: Iterable[VoteRecord]) -> Iterator[str]:
         for record in records:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from app.votes.formats.records import BadRow, DecisionRecord, Row, Said, VoteRecord, checked
+from app.votes.formats.records import BadRow, DecisionRecord, Row, Said, VoteRecord, checked, with_details
 from app.votes.formats.rows import Columns, VotesSource
 from db import vote_log
 from db.vote_kinds import VOTE_KINDS
@@ -148,7 +148,7 @@ def _record(line: int, columns: Columns) -> VoteRecord:
         raise ValueError(f"kind is {vote.kind!r}, and not one of {', '.join(VOTE_KINDS)}")
     said = tuple(Said(turn.prompt, turn.a, turn.b) for turn in vote.conversation)
     kept = vote.model_dump(exclude={"conversation", "previous_hash", "chain_hash", "counted", "reason"})
-    return VoteRecord(**kept, conversation=said, line=line)
+    return with_details(VoteRecord(**kept, conversation=said, line=line), vote.details)
 
 
 def _decision(line: int, columns: Columns) -> DecisionRecord:

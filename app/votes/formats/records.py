@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 LONGEST_NAME = 200
+NUL = "\N{SYMBOL FOR NULL}"  # stands for the character itself, which PostgreSQL cannot hold
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # any offset from UTC leaves such a time a time
 
 
@@ -88,6 +90,15 @@ def as_stored(record: VoteRecord, format_name: str) -> VoteRecord:
     )
 
 
+def with_details(record: VoteRecord, details: Mapping[str, Any] | None) -> VoteRecord:
+    """Raises ValueError for numbers that JSON, and so the log, does not have."""
+    try:
+        json.dumps(details, allow_nan=False)
+    except ValueError:
+        raise ValueError("holds NaN or an infinite number, which are no JSON") from None
+    return replace(record, details=details)
+
+
 def check_length(*names: str) -> None:
     """Raises ValueError for what is no name of a model but a text."""
     if (longest := max(map(len, names))) > LONGEST_NAME:
@@ -95,21 +106,26 @@ def check_length(*names: str) -> None:
 
 
 def checked(record: VoteRecord) -> VoteRecord:
-    """Raises ValueError for what no vote may be, and for what no database can hold."""
+    """With its texts as the database will hold them, since the log's digest is of those. Raises ValueError for what no
+    vote may be, and for what no database can hold."""
     if not record.model_a or not record.model_b:
         raise ValueError("a model has no name")
     if record.model_a == record.model_b:
         raise ValueError(f"{record.model_a!r} against itself")
     check_length(record.model_a, record.model_b)
+    names = tuple(filter(None, (record.model_a, record.model_b, record.visitor)))
+    if any("\0" in name for name in names):
+        raise ValueError("the name of a model or a visitor holds NUL")
     texts = [text for said in record.conversation for text in (said.prompt, said.a, said.b)]
-    for text in filter(None, (record.model_a, record.model_b, record.visitor, *texts)):
+    for text in (*names, *texts):
         try:
             text.encode()
         except UnicodeEncodeError:
             raise ValueError("a text holds half a character (a lone surrogate)") from None
     if record.created_at and not FIRST_YEAR <= record.created_at.year <= LAST_YEAR:
         raise ValueError(f"was cast in the year {record.created_at.year}")
-    return record
+    storable = tuple(Said(*(text.replace("\0", NUL) for text in vars(said).values())) for said in record.conversation)
+    return replace(record, conversation=storable)
 
 
 # Conversations as lists of messages, the way most data sets keep them

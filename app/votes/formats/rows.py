@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import BadInput
-from app.votes.formats.records import BadRow, OtherRow, Row, VoteRecord, as_stored, checked
+from app.votes.formats.records import BadRow, OtherRow, Row, VoteRecord, as_stored, checked, with_details
 
 MAX_FIELD = 2**31 - 1
 Columns = dict[str, Any]
@@ -62,8 +62,8 @@ class RowFormat:
         stored = as_stored(record, self.name)
         built = self.row(stored)
         kept = {name: value for name, value in columns.items() if name not in built or not same(built[name], value)}
-        details = {"format": self.name, "columns": kept, "absent": sorted(built.keys() - columns.keys())}
-        return replace(stored, details=details)
+        absent = sorted(built.keys() - columns.keys())
+        return with_details(stored, {"format": self.name, "columns": kept, "absent": absent})
 
     def write(self, records: Iterable[VoteRecord]) -> Iterator[str]:
         for record in records:

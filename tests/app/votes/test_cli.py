@@ -7,6 +7,8 @@ import json
 import pytest
 
 from app.cli import main
+from app.votes.files import import_file
+from app.votes.formats import format_named
 from db import queries
 from db.connect import Database
 from tests.app.votes.formats.samples import SAMPLES, by_lines
@@ -99,6 +101,8 @@ def test_file_with_a_bad_row_is_refused_whole_and_taken_without_it_when_asked(ar
         ("conversation", [{"prompt": "Why?", "a": "half \ud83d", "b": ""}], "half a character"),
         ("conversation", [{"prompt": "Why?", "a": "So."}], "conversation.0.b"),
         ("visitor", 5, "visitor"),
+        ("visitor", "v\0", "NUL"),
+        ("details", {"more": float("inf")}, "infinite"),
     ],
 )
 def test_value_that_no_vote_can_have_is_named_with_its_line_and_nothing_is_imported(
@@ -113,6 +117,27 @@ def test_value_that_no_vote_can_have_is_named_with_its_line_and_nothing_is_impor
     status, _, error = arena("votes", "import", str(path), folder="other")
     assert status == 1 and "line 2: " in error and told in error
     assert json.loads(arena("votes", "verify", "--json", folder="other")[1])["votes"] == 0
+
+
+def test_text_with_nul_is_hashed_as_it_is_kept(database, tmp_path):
+    said = [{"role": "user", "content": "Why\0?"}, {"role": "assistant", "content": "\0"}]
+    row = {"model_a": "ant", "model_b": "bee", "winner": "tie", "conversation_a": said, "conversation_b": said}
+    path = tmp_path / "votes"
+    path.write_text(json.dumps(row))
+    assert import_file(database, path, format_named("lmsys_33k"), str.upper).votes == 1
+    with database.session(read_only=True) as session:
+        assert queries.verify_log(session, str.upper).faults == ()
+
+
+def test_number_that_is_no_json_is_told_before_anything_is_imported(arena, tmp_path):
+    path = tmp_path / "votes"
+    rows = [{"model_a": "ant", "model_b": f"bee{n // 500}", "winner": "tie", "extra": n} for n in range(601)]
+    rows[600]["extra"] = float("nan")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, _, error = arena("votes", "import", str(path), "--format", "lmsys_33k")
+    assert status == 1 and "line 601: holds NaN" in error
+    assert json.loads(arena("votes", "verify", "--json")[1])["votes"] == 0
+    assert "ant" not in arena("models", "list", "--retired")[1]
 
 
 def test_names_of_the_arenas_own_models_are_not_taken_for_the_same(arena, tmp_path):

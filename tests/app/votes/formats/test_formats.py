@@ -83,6 +83,22 @@ def test_what_no_database_can_hold_is_a_bad_row(tmp_path):
     assert [type(row) for row in found] == [BadRow, BadRow, VoteRecord, VoteRecord]
 
 
+def test_name_with_nul_is_a_bad_row_and_a_text_with_it_is_kept_as_it_can_be(tmp_path):
+    columns = json.loads(SAMPLES["lmsys_33k"].splitlines()[0])
+    (bad,) = read(tmp_path, "lmsys_33k", json.dumps(columns | {"model_a": "a\0b"}))
+    assert isinstance(bad, BadRow) and "NUL" in bad.reason
+    text = json.dumps(columns).replace("Why is", "\\u0000 is")
+    (kept,) = read(tmp_path, "lmsys_33k", text)
+    assert kept.conversation[0].prompt.startswith("\N{SYMBOL FOR NULL}")
+    assert by_lines("".join(format_named("lmsys_33k").write([kept]))) == [json.loads(text)]
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"csv"}))
+def test_number_that_is_no_json_is_a_bad_row(tmp_path, name):
+    row = json.loads(SAMPLES[name].splitlines()[0]) | {"extra": [float("nan")]}
+    assert [type(each) for each in read(tmp_path, name, json.dumps(row))] == [BadRow]
+
+
 def test_line_that_is_not_utf8_is_one_bad_row(tmp_path):
     text = SAMPLES["lmsys_33k"].encode().splitlines(keepends=True)
     found = read(tmp_path, "lmsys_33k", text[0] + b"\xff\n" + text[1])
