@@ -134,11 +134,17 @@ class Database:
             raise DatabaseUnavailable(reason) from error
 
     def empty_journal(self) -> None:
-        """Moves what SQLite's journal still holds into the file, and empties it: old texts lie in there too."""
+        """Moves what SQLite's journal still holds into the file, and empties it: old texts lie in there too.
+
+        Raises DatabaseUnavailable where somebody reads an old snapshot for longer than the busy timeout.
+        """
         if self.is_sqlite:
             with self._engine.connect() as connection:
                 connection.rollback()
-                connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                checkpoint = connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                is_held, *_ = checkpoint.fetchone()
+            if is_held:
+                raise DatabaseUnavailable(f"another program has been reading {self.url.database} all the while")
 
     def close(self) -> None:
         """Waits for what runs, then closes every connection."""

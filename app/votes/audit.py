@@ -137,7 +137,8 @@ def release(session: Session, public_ids: Sequence[str], by: str, sign: vote_log
 
 
 def forget(database: Database, public_id: str) -> int:
-    """How many votes stayed, without anything that tells whose they are. Raises NotFound."""
+    """How many votes stayed, without anything that tells whose they are; `Database.empty_journal` is the caller's.
+    Raises NotFound."""
     with database.session() as session:
         try:
             kept = queries.forget_visitor(
@@ -145,7 +146,6 @@ def forget(database: Database, public_id: str) -> int:
             )
         except db_errors.NotFound as error:
             raise NotFound(str(error)) from error
-    database.empty_journal()
     return kept
 
 

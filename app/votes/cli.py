@@ -25,6 +25,7 @@ from app.votes.honesty import anomalous, frequent
 from app.votes.honesty.simulate import simulate
 from db import queries, vote_log
 from db.connect import Database
+from db.errors import DatabaseUnavailable
 
 PROGRAM = f"paged-arena {version('paged-arena')}"
 
@@ -284,6 +285,19 @@ def release_visitors(args: argparse.Namespace) -> int:
 
 def forget_visitors(args: argparse.Namespace) -> int:
     with opened(config_of(args)) as database:
-        kept = sum(audit.forget(database, visitor) for visitor in args.visitors)
+        try:
+            kept = sum(audit.forget(database, visitor) for visitor in args.visitors)
+        finally:  # also for who asks a second time, as is said here
+            _empty_journal(database)
     say(args, {"votes": kept}, f"forgotten; {many(kept, 'vote')} kept, anonymous")
     return 0
+
+
+def _empty_journal(database: Database) -> None:
+    try:
+        database.empty_journal()
+    except DatabaseUnavailable as error:
+        raise DatabaseUnavailable(
+            f"SQLite's journal still holds texts of who was forgotten: {error}. End that program and run this again; "
+            "once it says no more than that there is no such visitor, the journal is empty"
+        ) from error

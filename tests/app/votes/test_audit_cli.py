@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from datetime import UTC, datetime
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -53,6 +56,23 @@ def test_visitor_is_forgotten_by_the_id_of_exports(arena):
     assert arena("visitors", "forget", "slow")[1]["votes"] == 12
     assert arena("votes", "verify")[1]["forgotten"] == 12
     assert counted(arena) == 36
+
+
+def test_texts_that_a_reader_keeps_in_the_journal_are_told_and_gone_once_it_has_ended(
+    arena, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("app.votes.cli.Database", partial(Database, busy_timeout_seconds=0.1))
+    forget = ["visitors", "forget", "slow", "--data-folder", str(tmp_path)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "arena.sqlite3", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM votes").fetchone()
+        assert main(forget) == 1
+        told = capsys.readouterr().err
+        assert "journal still holds texts" in told and "End that program" in told
+        reader.execute("ROLLBACK")
+        assert main(forget) == 1 and "there is no visitor slow" in capsys.readouterr().err
+        assert (tmp_path / "arena.sqlite3-wal").stat().st_size == 0
+    assert arena("votes", "verify")[1]["forgotten"] == 12
 
 
 def test_unknown_visitor_is_refused(tmp_path, capsys):
