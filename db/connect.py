@@ -24,14 +24,23 @@ import sqlalchemy.exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.orm import Session
 
-from db.errors import DatabaseTooNew, DatabaseUnavailable
+from db.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x41524D49  # PostgreSQL's advisory locks are numbers of the database's users' choice
+WEBSITE_LOCK = 0x57454253
 MIGRATION_TIMEOUT_SECONDS = 60.0
+FORGOTTEN_AFTER = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"  # by the server
+LOST_AFTER = {  # libpq's; a server that vanished without a word would hold every thread for a quarter of an hour
+    "connect_timeout": 10,  # seconds
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
 
 
 class Database:
@@ -50,6 +59,7 @@ class Database:
         # SQLite's own lock is polled, with pauses that grow to a tenth of a second: who waits here goes on at once.
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="database writer") if self.is_sqlite else self._threads
         self._patience_seconds = busy_timeout_seconds
+        self._claim: Connection | None = None
 
     @contextmanager
     def session(self, *, read_only: bool = False) -> Iterator[Session]:
@@ -58,18 +68,12 @@ class Database:
         Rows read in it may be used after it: nothing is loaded later. Raises DatabaseUnavailable.
         """
         engine = self._reader if read_only else self._engine
-        try:
-            with Session(engine, expire_on_commit=False) as session, session.begin():
-                if read_only and not self.is_sqlite:
-                    session.connection(
-                        execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-                    )
-                yield session
-        except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.TimeoutError) as error:
-            reason = _why_unavailable(error)
-            if reason is None:
-                raise
-            raise DatabaseUnavailable(reason) from error
+        with _named_unavailable(), Session(engine, expire_on_commit=False) as session, session.begin():
+            if read_only and not self.is_sqlite:
+                session.connection(
+                    execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+                )
+            yield session
 
     async def run(
         self,
@@ -117,21 +121,32 @@ class Database:
     @contextmanager
     def _migration_connection(self) -> Iterator[Connection]:
         """A transaction that no other migrating process shares, waited for."""
-        try:
-            with self._engine.connect() as connection:
-                if self.is_sqlite:
-                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(MIGRATION_TIMEOUT_SECONDS * 1000)}")
-                    connection.commit()  # the next statement begins the transaction anew, under the longer timeout
-                with connection.begin():
-                    if not self.is_sqlite:
-                        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-                    yield connection
-                connection.invalidate()  # the pragma goes with it
-        except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.TimeoutError) as error:
-            reason = _why_unavailable(error)
-            if reason is None:
-                raise
-            raise DatabaseUnavailable(reason) from error
+        with _named_unavailable(), self._engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(MIGRATION_TIMEOUT_SECONDS * 1000)}")
+                connection.commit()  # the next statement begins the transaction anew, under the longer timeout
+            with connection.begin():
+                if not self.is_sqlite:
+                    connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+                yield connection
+            connection.invalidate()  # the pragma goes with it
+
+    def claim(self) -> None:
+        """Makes this the one website of a PostgreSQL database until `close`; a SQLite file has that of its data folder.
+
+        A second one would take the turns that stream here for those of a process that has ended. Raises DatabaseInUse.
+        """
+        if self.is_sqlite:
+            return
+        with _named_unavailable():
+            self._claim = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._claim.detach()  # the pool keeps all its connections for other work
+            is_ours = self._claim.scalar(sqlalchemy.select(sqlalchemy.func.pg_try_advisory_lock(WEBSITE_LOCK)))
+        if not is_ours:
+            raise DatabaseInUse(
+                f"another arena runs on the database {self.url.render_as_string()}: end it, or give this one another "
+                "with --database-url"
+            )
 
     def empty_journal(self) -> None:
         """Moves what SQLite's journal still holds into the file, and empties it: old texts lie in there too.
@@ -150,6 +165,8 @@ class Database:
         """Waits for what runs, then closes every connection."""
         self._threads.shutdown()
         self._writers.shutdown()
+        if self._claim:
+            self._claim.close()
         self._engine.dispose()
 
 
@@ -216,7 +233,7 @@ def _postgresql_engine(url: URL, busy_timeout_seconds: float, max_connections: i
         pool_size=max_connections,
         max_overflow=0,
         pool_pre_ping=True,  # a server that was restarted is found again
-        connect_args={"options": f"-c timezone=UTC -c lock_timeout={milliseconds}", "connect_timeout": 10},
+        connect_args={"options": f"-c timezone=UTC -c lock_timeout={milliseconds} {FORGOTTEN_AFTER}", **LOST_AFTER},
     )
 
 
@@ -239,6 +256,18 @@ POSTGRESQL_NOT_NOW = {  # classes of SQLSTATE
     "40": "two transactions were in each other's way",
     "25006": "the server is read-only",
 }
+
+
+@contextmanager
+def _named_unavailable() -> Iterator[None]:
+    """What means "not now" as DatabaseUnavailable, with why."""
+    try:
+        yield
+    except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.TimeoutError) as error:
+        reason = _why_unavailable(error)
+        if reason is None:
+            raise
+        raise DatabaseUnavailable(reason) from error
 
 
 def _why_unavailable(error: sqlalchemy.exc.SQLAlchemyError) -> str | None:

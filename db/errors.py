@@ -3,6 +3,7 @@
     DatabaseError
       DatabaseUnavailable     locked, full, unreachable, read-only: nothing was written, the same call may work later
       DatabaseTooNew          migrated by a later version of this program
+      DatabaseInUse           another website runs on it
       NameTaken               a model of that name exists, retired ones included
       NotFound                no such row, or not this visitor's
       VoteRefused
@@ -23,6 +24,10 @@ class DatabaseUnavailable(DatabaseError):
 
 class DatabaseTooNew(DatabaseError):
     """The database holds a revision that this version of the program does not know."""
+
+
+class DatabaseInUse(DatabaseError):
+    """One website a database."""
 
 
 class NameTaken(DatabaseError):

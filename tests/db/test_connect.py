@@ -15,8 +15,8 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from db import queries
-from db.connect import Database
-from db.errors import DatabaseUnavailable
+from db.connect import LOST_AFTER, Database
+from db.errors import DatabaseInUse, DatabaseUnavailable
 from db.tables import Visitor, Vote
 from tests.db.rows import NOW, add_battle, add_models, add_visitor, add_votable_battle
 
@@ -243,6 +243,28 @@ def test_server_that_restarts_is_found_again(connect, database):
     with database.session() as session:
         add_visitor(session)
     assert count(database, "visitors") == 1
+
+
+@only_postgresql
+def test_server_that_vanished_without_a_word_is_given_up(database):
+    with database.session() as session:
+        set_up = session.connection().connection.driver_connection.info.get_parameters()
+    assert {name: int(set_up[name]) for name in LOST_AFTER} == LOST_AFTER
+    assert LOST_AFTER["keepalives_idle"] + 3 * LOST_AFTER["keepalives_interval"] < 30
+
+
+@only_postgresql
+def test_one_website_has_a_database_until_it_ends(connect, database):
+    database.claim()
+    second = connect(max_connections=1)
+    with pytest.raises(DatabaseInUse, match="another arena runs on the database"):
+        second.claim()
+    with second.session() as session:
+        add_visitor(session)
+    database.close()
+    second.claim()
+    with second.session() as session:
+        add_visitor(session)
 
 
 @only_postgresql
