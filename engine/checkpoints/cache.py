@@ -1,4 +1,4 @@
-"""Folders of the cache: made whole or not at all, and by one process at a time."""
+"""Folders of the cache: made whole or not at all, also where the power fails, and by one process at a time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,29 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
         try:
             making.chmod(0o755)  # mkdtemp's is for its owner alone
             make(making)
+            write_through(making)
             making.rename(made)
+            sync(home)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
     return made
+
+
+def write_through(folder: Path) -> None:
+    """Has the disk keep all that is in it; a rename may otherwise outlive a power cut that the content does not."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(path, name))
+        sync(Path(path))
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def need_space(folder: Path, num_bytes: int) -> None:

@@ -61,14 +61,19 @@ class GGUFFile:
         self.tensors = self._read_tensors(reader, num_tensors)
 
     def values(self, name: str) -> Iterator[np.ndarray]:
-        """The tensor dequantised to fp32, as consecutive pieces of rows [rows, columns] (or the whole vector [n])."""
+        """The tensor dequantised to fp32, as consecutive pieces of rows [rows, columns] (or the whole vector [n]).
+        Raises CheckpointError where its type is one that holds no weights, or that nobody has written a reader for."""
         info = self.tensors[name]
         raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.start)
         columns = info.shape[-1]
         rows = raw.reshape(math.prod(info.shape[:-1]), -1)
         step = max(1, CHUNK_ELEMENTS // columns)
         for first in range(0, len(rows), step):
-            piece = dequantize(rows[first : first + step], info.type).reshape(-1, columns)
+            try:
+                piece = dequantize(rows[first : first + step], info.type).reshape(-1, columns)
+            except NotImplementedError as error:
+                why = f"{self.path.name}: tensor {name} is of type {info.type.name}, which is not read"
+                raise CheckpointError(why) from error
             yield piece if len(info.shape) > 1 else piece[0]
 
     def _read_tensors(self, reader: Reader, count: int) -> dict[str, TensorInfo]:

@@ -46,9 +46,13 @@ def download(repository: str, revision: str | None, folder: Path, progress: Prog
             partial(snapshot_download, repository, revision=listed.sha, local_dir=folder, allow_patterns=PATTERNS)
         )
         watch = Growth(folder, 0, total, progress)
-        while not fetched.done():
-            watch()
-            wait([fetched], timeout=POLL_SECONDS)
+        try:
+            while not fetched.done():
+                watch()
+                wait([fetched], timeout=POLL_SECONDS)
+        except BaseException:
+            fetched.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))  # which it will make again
+            raise
         fetched.result()
     except CheckpointError:
         raise

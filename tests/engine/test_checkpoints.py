@@ -113,6 +113,19 @@ assert (made_once(Path(sys.argv[1]), "name", make) / "done").exists()
 """
 
 
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    made, named = tmp_path / "checkpoints" / "name", {}
+    monkeypatch.setattr(os, "fsync", lambda file: named.setdefault(os.fstat(file).st_ino, made.exists()))
+
+    def make(folder: Path) -> None:
+        (folder / "part").mkdir()
+        (folder / "part" / "weights").write_text("1 2 3")
+
+    made_once(tmp_path, "name", make)
+    inside = [path.stat().st_ino for path in (made, made / "part", made / "part" / "weights")]
+    assert named == {**dict.fromkeys(inside, False), made.parent.stat().st_ino: True}
+
+
 def test_three_processes_make_a_folder_once(tmp_path):
     command = [sys.executable, "-c", MAKE_SLOWLY, str(tmp_path), str(tmp_path / "log")]
     processes = [subprocess.Popen(command) for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,14 @@ def test_other_types_come_near_and_keep_their_dtype(quantization, tmp_path):
     for name, tensor in load_file(original / "model.safetensors").items():
         scale = tensor.abs().max()
         assert (found[name].float() - tensor).abs().max() <= 0.08 * scale
+
+
+def test_a_tensor_of_a_type_that_nobody_reads_is_named(tmp_path):
+    file = GGUFFile(write_gguf(tiny_llama(tmp_path / "original"), tmp_path / "m.gguf"))
+    name = "output_norm.weight"
+    file.tensors[name] = replace(file.tensors[name], type=GGMLQuantizationType.I32)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensor output_norm\.weight is of type I32"):
+        list(file.values(name))
 
 
 def test_a_large_tensor_is_dequantised_in_pieces(tmp_path, monkeypatch):

@@ -10,9 +10,13 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 
+from engine.checkpoints import fetch
+from engine.errors import CheckpointError
 from tests.engine.tiny import tiny_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -131,3 +135,27 @@ def test_a_repository_that_is_not_there_is_named(hub, tmp_path):
 def test_a_hub_that_does_not_answer_is_named(hub, tmp_path):
     (said,) = hub.fetch("hf:team/tiny", tmp_path / "cache", HF_ENDPOINT="http://127.0.0.1:9")
     assert said.startswith("refused: team/tiny cannot be fetched from the hub: ")
+
+
+def test_nothing_is_left_of_a_download_that_nobody_waits_for_any_more(tmp_path, monkeypatch):
+    """The client goes on, and makes again what was cleared away."""
+    go_on, listed = threading.Event(), SimpleNamespace(rfilename="model.safetensors", size=3)
+
+    def snapshot_download(repository: str, *, local_dir: Path, **options) -> None:
+        go_on.wait(10)
+        local_dir.mkdir(exist_ok=True)
+        (local_dir / listed.rfilename).write_bytes(b"123")
+
+    def nobody_waits(*counts) -> None:
+        raise CheckpointError("nobody waits")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    found = SimpleNamespace(sha=COMMIT, siblings=[listed])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *asked, **options: found)
+    with pytest.raises(CheckpointError, match="nobody waits"):
+        fetch("hf:team/tiny", tmp_path, nobody_waits)
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "hub-download":
+            thread.join()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["hf-team--tiny@main.lock"]
