@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -85,7 +86,8 @@ class EngineProcess:
         with open_log(self._log_file) as output:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine", "serve",
-                "--host", "127.0.0.1", "--port", str(self._port), "--exit-with-parent",
+                "--host", "127.0.0.1", "--port", str(self._port),
+                "--exit-with-parent", "--parent-pid", str(os.getpid()),
                 env=dict(self._environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add_settings(serving, FIELDS)
     add_settings(pulling, ("cache_folder", "log_level"))
     add_settings(simulating, ("backend", "threads", "dtype", "cache_folder", "log_level"))
-    add_settings(benching, [name for name in FIELDS if name not in ("host", "port", "exit_with_parent")])
+    add_settings(benching, [name for name in FIELDS if name not in ("host", "port", "exit_with_parent", "parent_pid")])
     return top
 
 
@@ -103,7 +103,7 @@ def add_settings(command: argparse.ArgumentParser, names: Iterable[str]) -> None
 
 def serve(config: EngineConfig, options: argparse.Namespace) -> int:
     if config.exit_with_parent:
-        end_with_parent(os.getppid())
+        end_with_parent(config.parent_pid or os.getppid())
     gc.disable()  # importing leaves no garbage, and looking for it takes a seventh of the time
     from engine.server import serve as serve_forever  # loads torch: a second that `--help` need not wait for
 

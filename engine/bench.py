@@ -358,7 +358,7 @@ def child_arguments(config: EngineConfig, options: argparse.Namespace) -> list[s
     """The settings of this process as flags, but where to listen; secrets travel in the environment."""
     arguments = ["--config", options.config] if options.config else []
     for name, each in FIELDS.items():
-        if each.metadata["secret"] or name in ("host", "port", "exit_with_parent"):
+        if each.metadata["secret"] or name in ("host", "port", "exit_with_parent", "parent_pid"):
             continue
         flag, value = "--" + name.replace("_", "-"), getattr(config, name)
         if each.type == "bool":

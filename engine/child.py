@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,8 +22,9 @@ class EngineChild:
     """An engine on a free port of loopback, ended with us. Raises EngineError where it does not start."""
 
     def __init__(self, arguments: Sequence[str] = (), *, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "engine", "serve", "--host", "127.0.0.1", "--port", "0", "--exit-with-parent"]
-        self.process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, env=environment)
+        command = [sys.executable, "-m", "engine", "serve", "--host", "127.0.0.1", "--port", "0"]
+        ends_with_us = ["--exit-with-parent", "--parent-pid", str(os.getpid())]
+        self.process = subprocess.Popen([*command, *ends_with_us, *arguments], stdout=subprocess.PIPE, env=environment)
         line = self.process.stdout.readline()
         if not line:
             raise EngineError(f"the engine ended with status {self.process.wait()} before it listened")

@@ -97,6 +97,13 @@ class EngineConfig:
         "Where converted checkpoints and compiled kernels are kept; also set by ARENA_CACHE.",
     )
     exit_with_parent: bool = setting(False, "Whether the engine ends when the process that started it ends.")
+    parent_pid: int = setting(
+        0,
+        "Id of the process that exit_with_parent is about; 0 is the parent as it is found, too late where that ends "
+        "within the first moments.",
+        unit="pid",
+        least=0,
+    )
     log_level: str = setting(
         "info",
         "Least severe log line that is written to standard error.",

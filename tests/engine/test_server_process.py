@@ -86,6 +86,14 @@ def test_engine_ends_with_the_process_that_started_it():
     pytest.fail("the engine still answers")
 
 
+def test_engine_whose_parent_ended_before_it_could_look_ends_too():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    command = [*SERVE, "--port", "0", "--exit-with-parent", "--parent-pid", str(gone.pid)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "") and "process that started the engine has ended" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
