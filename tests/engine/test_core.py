@@ -26,10 +26,11 @@ from engine.errors import (
     ModelNotReady,
     QueueFull,
 )
+from engine.kv.geometry import KVGeometry
 from engine.request import Terms
 from engine.sequence import SamplingParams
 from kernels.spec import StepBatch
-from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner
+from tests.engine.fake_runner import FULL, HYBRID, SLIDING, TOKENIZER, TWO_WINDOWS, FakeRunner, group
 from tests.engine.rig import Rig
 from tests.waiting import until
 
@@ -359,6 +360,15 @@ def test_a_chat_can_become_as_long_as_its_model_says_beside_all_system_prompts(g
                 rig.ask(known, prompt, room + 1)
             answer = rig.generate(known, prompt, max_tokens=room)
             assert (answer.reason, answer.token_ids) == ("length", answer.expected())
+
+
+def test_a_chat_reaches_its_length_though_it_leaves_pinned_blocks_behind_its_window():
+    rig = Rig({"a": FakeRunner(KVGeometry((group(None, 1), group(100, 3))), "a")}, pages=56, max_batch_tokens=16)
+    rig.put("a", system_prompt=BRIEF * 3)
+    prompt = [*rig.engine._models["a"].prefix_ids, 5]
+    room = rig.engine.runner_of("a")[1].context_length - len(prompt)
+    assert len(prompt) > 48 and room > 100
+    assert rig.generate("a", prompt, max_tokens=room).reason == "length"
 
 
 @pytest.mark.parametrize("why", ["own system message", "too short", "salted", "scored"])
