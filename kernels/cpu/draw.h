@@ -38,9 +38,9 @@ class Drawer {
     if (!survey()) return -1;
     if (in.temperature[row] == 0) return first_of_best();
     const double total = weigh(in.temperature[row]), min_p = in.min_p[row];
-    // All that top-k keeps has to be found before any of it is drawn, hence by strides that double.
+    // All that top-k keeps has to be found before any of it is drawn, hence by strides that grow.
     const size_t top_k = in.top_k[row] < vocab_ ? std::max(in.top_k[row], 0) : 0;
-    for (double reach = min_p > 0 ? -std::log(min_p) + kStep / 2 : kReach;; reach += top_k > 0 ? reach : kStep) {
+    for (double reach = min_p > 0 ? -std::log(min_p) + kStep / 2 : kReach;; reach += top_k > 0 ? reach / 2 : kStep) {
       gather(highest_ - reach * in.temperature[row], static_cast<float>(min_p));
       size_t kept = best_.size();
       const bool enough = top_k > 0 && kept >= top_k;
