@@ -163,14 +163,26 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_would_change_the_answer_is_refused_by_name(what, opened, checkpoint, tmp_path):
     case, changes, reason = REFUSED[what]
-    folder = checkpoint(case)[0]
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "config.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(CheckpointError, match=reason):
-        load(tmp_path, opened("reference"))
+        load(with_config(checkpoint(case)[0], tmp_path, changes), opened("reference"))
+
+
+def with_config(folder: Path, target: Path, changes: dict) -> Path:
+    """`target`, made the same checkpoint but for these fields of config.json."""
+    for file in folder.iterdir():
+        (target / file.name).symlink_to(file)
+    (target / "config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+@pytest.mark.parametrize("case", ["qwen2 1", "qwen2 4", "qwen3 1", "gemma2 1", "gemma3 1", "smollm3 1"])
+def test_a_config_that_lists_no_layers_has_the_windows_that_transformers_lists(case, opened, checkpoint, tmp_path):
+    """As older versions wrote them."""
+    folder, backend = checkpoint(case)[0], opened("reference")
+    unlisted = with_config(folder, tmp_path, {"layer_types": None})
+    assert load(unlisted, backend).traits == load(folder, backend).traits
 
 
 def test_long_rope_serves_the_context_it_was_trained_with(opened, checkpoint):
