@@ -40,7 +40,7 @@ class EngineUnreachable(EngineError):
 
 
 class EngineSilent(EngineError):
-    """No byte for longer than the caller allows."""
+    """No word for longer than the caller allows."""
 
 
 class EngineRefused(EngineError):
@@ -149,22 +149,26 @@ class EngineClient:
         usage: Mapping[str, Any] = {}
         timeout = httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS)
         async with self._stream("POST", f"{self._prefix}/chat/completions", body, timeout) as response:
-            async for event in _server_sent_events(response):
-                if "error" in event:
+            events, said_at = _server_sent_events(response), _now()
+            while (event := await _next(events, said_at, silence_seconds)) is not None:
+                if event.get("error"):
                     raise EngineRefused(response.status_code, _sentence(event))
-                usage = event.get("usage") or usage
+                usage = _table(event.get("usage")) or usage
                 for choice in event.get("choices") or ():
-                    finish = choice.get("finish_reason") or finish
-                    if text := (choice.get("delta") or {}).get("content"):
+                    if isinstance(reason := choice.get("finish_reason"), str):
+                        finish = reason or finish
+                    delta = choice.get("delta") or {}
+                    if any(said for name, said in delta.items() if name != "role"):  # thoughts count as well
+                        said_at = _now()
+                    if text := delta.get("content"):
                         yield Delta(text=text.replace("\0", "\N{SYMBOL FOR NULL}"))  # which a database can hold
         if finish is None:
             raise EngineUnreachable("the stream ended before the answer did")
-        details = usage.get("prompt_tokens_details") or {}
         yield Delta(
             finish_reason=finish,
-            prompt_tokens=usage.get("prompt_tokens"),
-            completion_tokens=usage.get("completion_tokens"),
-            cached_tokens=details.get("cached_tokens"),
+            prompt_tokens=_count(usage.get("prompt_tokens")),
+            completion_tokens=_count(usage.get("completion_tokens")),
+            cached_tokens=_count(_table(usage.get("prompt_tokens_details")).get("cached_tokens")),
         )
 
     async def count_tokens(self, model: str, messages: Sequence[Mapping[str, str]]) -> int:
@@ -316,6 +320,29 @@ async def _server_sent_events(response: httpx.Response) -> AsyncIterator[dict[st
                 raise EngineRefused(response.status_code, "its stream is not JSON") from error
             if isinstance(event, dict):
                 yield event
+
+
+async def _next(events: AsyncIterator[dict[str, Any]], said_at: float, silence_seconds: float) -> dict[str, Any] | None:
+    """The next event; None after the last. Raises EngineSilent once so long after `said_at`, whatever else comes: signs
+    of life without a word would keep a silent side alive for ever."""
+    try:
+        async with asyncio.timeout_at(said_at + silence_seconds):
+            return await anext(events, None)
+    except TimeoutError:
+        raise EngineSilent(f"no answer for {silence_seconds:g} s") from None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: Any) -> int | None:
+    """Of tokens, or None for what is none, or more than a database holds: not for that is an answer lost."""
+    return value if type(value) is int and 0 <= value < 2**31 else None
 
 
 def _sentence(body: bytes | dict) -> str:

@@ -31,7 +31,8 @@ class Script:
     pieces: tuple[str, ...]
     pause_seconds: float = 0.0
     first_pause_seconds: float = 0.0
-    end: str = "stop"  # or "length"; "break": the connection; "error": an error event; "silence": for ever
+    thoughts: int = 0  # told before the text, one each 0.1 s
+    end: str = "stop"  # or "length"; "break": the connection; "error": an error event; "silence", "pings": for ever
     refuse: int | None = None  # an HTTP status in place of a stream
     waits_for: threading.Event | None = None  # before the first piece
 
@@ -168,6 +169,9 @@ class FakeEngine:
             await asyncio.sleep(script.first_pause_seconds)
             while script.waits_for and not script.waits_for.is_set():
                 await asyncio.sleep(0.01)
+            for _ in range(script.thoughts):
+                await asyncio.sleep(0.1)
+                yield event({"content": None, "reasoning_content": "hm"})
             for piece in script.pieces:
                 await asyncio.sleep(script.pause_seconds)
                 yield event({"content": piece})
@@ -178,6 +182,10 @@ class FakeEngine:
                 return
             if script.end == "silence":
                 await asyncio.sleep(3600)
+            while script.end == "pings":
+                await asyncio.sleep(0.05)
+                yield ": ping\n\n"
+                yield event({"role": "assistant", "content": ""})
             yield event({}, script.end)
             usage = {"prompt_tokens": 7, "completion_tokens": len(script.pieces), "total_tokens": 7}
             usage["prompt_tokens_details"] = {"cached_tokens": 5}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 
@@ -82,6 +83,45 @@ def test_each_failure_has_its_name(engine, script, error, words):
         talk(engine.url, answer)
 
 
+def test_signs_of_life_without_a_word_are_silence(engine):
+    engine.say("m", Script.of("x", end="pings"))
+
+    async def body(client):
+        async with asyncio.timeout(3):
+            return [delta async for delta in client.stream_chat("m", ASK, sampling={}, silence_seconds=0.3)]
+
+    with pytest.raises(EngineSilent, match=r"no answer for 0\.3 s"):
+        talk(engine.url, body)
+
+
+def test_a_model_that_thinks_aloud_is_not_silent(engine):
+    engine.say("m", Script.of("x", thoughts=6))
+
+    async def body(client):
+        return [delta.text async for delta in client.stream_chat("m", ASK, sampling={}, silence_seconds=0.4)]
+
+    assert talk(engine.url, body) == ["x", ""]
+
+
+ODD = (
+    {"error": None, "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": {"why": 1}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [{"prompt_tokens": {}}, {"prompt_tokens": 2**40, "completion_tokens": -1}, [7], {"prompt_tokens_details": 3}],
+)
+def test_what_is_odd_beside_an_answer_loses_nothing_of_it(usage):
+    """Neither an error that is none, nor a reason or a count that cannot be kept."""
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in (*ODD, {"choices": [], "usage": usage}))
+    with answering_once(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + lines.encode()) as url:
+        text, last = talk(url, answer)
+    assert (text.text, last.finish_reason) == ("Hi", "stop")
+    assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (None, None, None)
+
+
 def test_nobody_listening_is_unreachable():
     with nobody_listens() as url, pytest.raises(EngineUnreachable):
         talk(url, answer)
@@ -99,6 +139,9 @@ def answering_once(reply: bytes):
             with connection:
                 connection.recv(65536)
                 connection.sendall(reply)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # to close before all is read would reset what was sent
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()
