@@ -186,20 +186,26 @@ def change_and_show(args: argparse.Namespace, function: Callable[..., Any], *pos
 
 def observed(config: AppConfig, database: Database) -> list[ModelView]:
     """The models, as a running arena tells of them; as the table has them where none runs."""
-    if told := told_by_arena(config):
+    told, untold = told_by_arena(config)
+    if told:
         return told
     with database.session(read_only=True) as session:
         rows = queries.models(session, retired=True)
-    return [view_of(row, resting_status(row) or EngineModel(row.name, "waiting", NOT_RUNNING)) for row in rows]
+    return [view_of(row, resting_status(row) or EngineModel(row.name, "waiting", untold)) for row in rows]
 
 
-def told_by_arena(config: AppConfig) -> list[ModelView]:
-    """The models as the arena that runs on this data folder has them; none where none runs or answers."""
-    if arena := running_arena(config):
-        with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.get(f"{arena.url}/api/admin/models", headers={"Authorization": f"Bearer {arena.key}"})
-            return [ModelView(**each) for each in answer.raise_for_status().json()["models"]]
-    return []
+def told_by_arena(config: AppConfig) -> tuple[list[ModelView], str]:
+    """The models as the arena that runs on this data folder has them; none where none runs or answers, and why."""
+    arena = running_arena(config)
+    if arena is None:
+        return [], NOT_RUNNING
+    try:
+        answer = httpx.get(f"{arena.url}/api/admin/models", headers={"Authorization": f"Bearer {arena.key}"})
+        return [ModelView(**each) for each in answer.raise_for_status().json()["models"]], ""
+    except httpx.HTTPStatusError as error:
+        return [], f"the arena that runs here does not tell: HTTP {answer.status_code} {answer.text or error}"
+    except httpx.HTTPError as error:
+        return [], f"the arena that runs here does not answer: {error}"
 
 
 def show(args: argparse.Namespace, models: ModelView | list[ModelView]) -> int:
@@ -252,7 +258,7 @@ def add_model(args: argparse.Namespace) -> int:
         check_path(args.source)
         check_path(args.adapter, "adapter")
     if args.context_length:
-        check_context_length(args.source, args.context_length, longest_context(args.source, told_by_arena(config)))
+        check_context_length(args.source, args.context_length, longest_context(args.source, told_by_arena(config)[0]))
     return change_and_show(
         args,
         insert_model,

@@ -31,8 +31,15 @@ def client_address(connection: HTTPConnection, trusted: Sequence[Network]) -> st
     address = connection.client.host if connection.client else ""
     forwarded = [part.strip() for line in connection.headers.getlist("x-forwarded-for") for part in line.split(",")]
     while forwarded and _is_trusted(address, trusted):
-        address = forwarded.pop()
+        address = _without_port(forwarded.pop())
     return address
+
+
+def _without_port(address: str) -> str:
+    """As some proxies append it: "1.2.3.4:5678", "[::1]:5678"; others write "[::1]"."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address
 
 
 def is_https(connection: HTTPConnection, trusted: Sequence[Network]) -> bool:

@@ -82,6 +82,28 @@ def test_wrong_tries_must_wait_longer_and_longer(tmp_path):
         admin.sign_in(request(), "wrong")
 
 
+def test_ever_so_many_wrong_tries_are_still_too_many(tmp_path):
+    clock = Clock()
+    admin = make(tmp_path, clock, admin_key="a key for programs")
+    for _ in range(1100):
+        with pytest.raises(NotSignedIn):
+            admin.require(request(authorization="Bearer wrong"))
+        clock.now += 301
+    clock.now -= 301
+    with pytest.raises(TooMany, match="wait 300 s"):
+        admin.require(request(authorization="Bearer wrong"))
+
+
+def test_a_household_has_one_count_of_tries(tmp_path):
+    admin = make(tmp_path)
+    for number in range(3):
+        with pytest.raises(NotSignedIn):
+            admin.sign_in(request(f"2001:db8::{number}"), "wrong")
+    with pytest.raises(TooMany):
+        admin.sign_in(request("2001:db8::ffff"), ADMIN_PASSWORD)
+    assert admin.sign_in(request("2001:db8:0:1::1"), ADMIN_PASSWORD)
+
+
 def test_a_made_up_password_is_told_once_and_kept_as_a_hash(tmp_path):
     told = []
     config = AppConfig(data_folder=tmp_path)
@@ -113,6 +135,10 @@ def test_the_command_line_of_this_machine_has_a_key_of_its_own(tmp_path):
     admin.require(request(authorization="Bearer a key for programs"))
     with pytest.raises(NotSignedIn):
         make(tmp_path).require(request(authorization="Bearer "))
+    for _ in range(3):
+        with pytest.raises(NotSignedIn):
+            admin.require(request(authorization="Bearer wrong"))
+    admin.require(request(authorization="Bearer local"))
 
 
 def test_over_http_the_session_is_a_strict_cookie(site):

@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -188,6 +190,28 @@ def test_a_running_arena_follows_the_command_line(arena, tmp_path):
         assert "rust, " * 20 in arena("models", "list", "--json")[1]
         note.close()
         assert "no arena runs" in arena("models", "list")[1]
+
+
+def test_a_running_arena_that_does_not_tell_is_not_taken_for_none(arena, tmp_path):
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b"Nothing could be saved.")
+
+        def log_message(self, *_) -> None:
+            pass
+
+    arena("models", "add", "mine", "hf:a/b")
+    note = ServiceFile(tmp_path)
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.handle_request).start()
+        note.write(url=f"http://127.0.0.1:{server.server_port}", key="key")
+        told = arena("models", "list", "--json")[1]
+    assert "HTTP 503 Nothing could be saved." in told and "no arena runs" not in told
+    told = arena("models", "list", "--json")[1]
+    assert "does not answer" in told and "no arena runs" not in told
+    note.close()
 
 
 def test_a_database_that_is_not_there_is_not_made_by_a_listing(arena, tmp_path):
