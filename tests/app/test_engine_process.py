@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.01)
 

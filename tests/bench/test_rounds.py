@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -119,6 +120,21 @@ def test_peer_is_started_once_before_it_is_measured_for_the_first_time(place, re
     peer = Peer("fake", "bf16", "fake 1", "fake", lambda place: None, lambda place, cores: launch)
     list(run([contestant(peer, place)], ("W1",), 2, results, load_of))
     assert starts.read_text().split() == ["start"] * 3
+
+
+@pytest.mark.parametrize(("taken", "is_started"), [(1, True), (2, False)])
+def test_server_whose_port_another_program_took_is_started_once_more(tmp_path, taken, is_started):
+    (starts := tmp_path / "starts").touch()
+    code = (
+        f"import errno, os, runpy; starts = open({str(starts)!r}, 'a'); starts.write('.'); starts.flush()\n"
+        f"if starts.tell() <= {taken}: raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))\n"
+        f"runpy.run_path({FAKE!r}, run_name='__main__')"
+    )
+    launch = Launch((sys.executable, "-c", code, "{port}"), "bench")
+    with contextlib.closing(Server(launch, tmp_path / "log")) as server:
+        with contextlib.nullcontext() if is_started else pytest.raises(ServerError, match="ended with status 1"):
+            server.wait_until_ready(60)
+        assert starts.read_text() == ".."
 
 
 def test_server_and_what_it_started_are_gone_when_it_is_closed(tmp_path):

@@ -120,7 +120,7 @@ def test_writers_of_one_process_queue_and_keep_no_reader_from_a_thread(connect, 
     async def two_writers_and_a_reader():
         writers = [asyncio.create_task(narrow.run(each)) for each in (first, add_visitor)]
         await asyncio.to_thread(begun.wait, 10)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             seen = await narrow.run(lambda session: session.scalar(text("SELECT 1")), read_only=True)
         assert not any(writer.done() for writer in writers)
         go_on.set()
