@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 
 from app.cli import build_parser
 from app.config import AppConfig
+from engine.bench import MEASURED
 from engine.config import EngineConfig
 from engine.schema import ModelRequest
+from tests.bench.report import ratio, rows
+from tests.bench.rounds import OURS
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -88,6 +92,26 @@ def test_files_that_a_document_points_to_exist(document):
     missing = [link for link in links if not (document.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert missing == []
+
+
+def test_headline_is_what_was_measured():
+    """Of each load against the next best in the tables; of one alone against llama.cpp."""
+    records = json.loads(MEASURED.read_text(encoding="utf-8"))["peers"]["records"]
+
+    def next_best(load: str) -> float:
+        return min(each.ratio.median for each in rows(records, load) if not each.engine.startswith(OURS))
+
+    def alone(ours: str, theirs: str) -> float:
+        return ratio(records, "W3", f"llama.cpp-{theirs}", ours).median
+
+    sixteen = min(next_best("W1"), next_best("W2"))
+    headline = (
+        f"{sixteen:.1f} times the tokens of the next best with 16 at a time, {next_best('W4'):.1f} times the battles, "
+        f"and for one alone {alone(OURS, 'bf16'):.1f} times llama.cpp's in bf16, "
+        f"{alone(f'{OURS}-compact', 'bf16'):.1f} with the same bits kept compact, "
+        f"and with int8 weights {alone(f'{OURS}-int8', 'q4_0'):.1f} times its Q4_0"
+    )
+    assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def write_settings_page() -> None:

@@ -56,28 +56,37 @@ def speed_of(load: str) -> str:
 
 def rows(records: Sequence[Record], load: str) -> list[Row]:
     """One row for each engine that was measured on the load, the fastest first."""
-    by_engine: dict[str, dict[int, Record]] = {}
-    for record in records:
-        if record["load"] == load and not failed(record):
-            by_engine.setdefault(record["engine"], {})[record["round"]] = record
-    our_rounds = by_engine.get(OURS, {})
-    found = [row(load, by_round, our_rounds if name != OURS else {}) for name, by_round in by_engine.items()]
-    return sorted(found, key=lambda each: -each.speed)
+    names = dict.fromkeys(each["engine"] for each in records if each["load"] == load and not failed(each))
+    return sorted((row(records, load, name) for name in names), key=lambda each: -each.speed)
 
 
-def row(load: str, by_round: dict[int, Record], our_rounds: dict[int, Record]) -> Row:
-    speed, some = speed_of(load), next(iter(by_round.values()))
-    figures = {name: median(map(of, by_round.values())) for name, of in COLUMNS.items()}
-    ratios = [our_rounds[each][speed] / by_round[each][speed] for each in sorted(by_round.keys() & our_rounds.keys())]
+def row(records: Sequence[Record], load: str, engine: str) -> Row:
+    rounds = rounds_of(records, load, engine)
+    some = next(iter(rounds.values()))
     return Row(
-        some["engine"],
+        engine,
         some["precision"],
         some["version"],
-        len(by_round),
-        statistics.median(each[speed] for each in by_round.values()),
-        figures,
-        Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None,
+        len(rounds),
+        statistics.median(each[speed_of(load)] for each in rounds.values()),
+        {name: median(map(of, rounds.values())) for name, of in COLUMNS.items()},
+        None if engine == OURS else ratio(records, load, engine),
     )
+
+
+def rounds_of(records: Sequence[Record], load: str, engine: str) -> dict[int, Record]:
+    return {
+        record["round"]: record
+        for record in records
+        if (record["load"], record["engine"]) == (load, engine) and not failed(record)
+    }
+
+
+def ratio(records: Sequence[Record], load: str, theirs: str, ours: str = OURS) -> Ratio | None:
+    """None without a round that both have."""
+    one, other = (rounds_of(records, load, name) for name in (ours, theirs))
+    ratios = [one[each][speed_of(load)] / other[each][speed_of(load)] for each in one.keys() & other.keys()]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
 
 def median(values: Any) -> float | None:
