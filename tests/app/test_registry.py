@@ -305,6 +305,7 @@ def test_names_that_are_none(name):
         ({"source": "path:/x", "sampling": {"stop": ["\ud800"]}}, "stop holds what JSON cannot carry"),
         ({"source": "path:/x", "system_prompt": "\ud800"}, "system_prompt holds what JSON cannot carry"),
         ({"source": "path:/x", "context_length": 3}, "context_length"),
+        ({"source": "path:/x", "context_length": 2**31}, "context_length must be from 16 to 2147483647"),
         ({"source": "path:/x", "endpoint_key_env": "KEY"}, "remote endpoints"),
         ({"source": "openai:https://h/v1#x", "endpoint_key_env": "sk-123"}, "name of an environment variable"),
         ({"source": "openai:https://h/v1#x", "endpoint_key_env": "ARENA_KEY"}, "settings of the arena"),
