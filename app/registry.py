@@ -358,11 +358,11 @@ class Registry:
             spec = spec_of(row)
             if self._asked.get(name) == spec and (name in serving or name in self._refused):
                 continue
-            if name in serving and name in self._asked and self.is_in_use(row.id):
+            if name in serving and (name in self._asked or name in self._refused) and self.is_in_use(row.id):
                 continue  # the old one answers to its end
-            self._refused.pop(name, None)
             try:
                 await self._engine.put_model(name, spec)
+                self._refused.pop(name, None)
                 changed = True
             except EngineRefused as error:
                 if error.status not in (*NOT_TAKEN, FELL_OVER):
@@ -506,9 +506,11 @@ def update_model(session: Session, name: str, **changes: Any) -> Model:
     if not isinstance(changes.get("enabled", True), bool):
         raise BadInput("enabled must be true or false")
     row = find_model(session, name)
-    values = checked(**{each: changes.get(each, getattr(row, each)) for each in FIELDS})
-    if changes.get("enabled", row.enabled):
-        check_shares(session, name, values["kv_share"])
+    values: dict[str, Any] = {}
+    if changes != {"enabled": False}:  # which every model can be, whatever rules have come since it was registered
+        values = checked(**{each: changes.get(each, getattr(row, each)) for each in FIELDS})
+        if changes.get("enabled", row.enabled):
+            check_shares(session, name, values["kv_share"])
     with _spoken():
         return queries.change_model(session, name, **{key: values.get(key, changes[key]) for key in changes})
 

@@ -59,8 +59,8 @@ class Services:
         """Returns before any model is loaded: the site is up and says so meanwhile."""
         if self.process:
             self.process.start()  # first: it takes longest
-        await asyncio.to_thread(self.database.upgrade_to_head)
         await asyncio.to_thread(self.database.claim)
+        await asyncio.to_thread(self.database.upgrade_to_head)
         await asyncio.to_thread(seed_default_models, self.database)
         await self.database.run(queries.sign_log, self.sign)
         interrupted = await self.battles.recover()

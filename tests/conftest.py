@@ -30,7 +30,7 @@ LONG_FILES = (
 )
 
 settings.register_profile("landing", derandomize=True, deadline=None)
-settings.register_profile("random", deadline=None)
+settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "landing"))
 
 

@@ -8,6 +8,7 @@ language, keeps visitors out of the admin view, and closes the routes of Gradio 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.views.templates import templates
 from app.views.words import LANGUAGES, choose_language, words_for
 from db.errors import DatabaseUnavailable
+
+log = logging.getLogger(__name__)
 
 Words = Mapping[str, str]
 LANGUAGE_COOKIE = "arena_language"
@@ -149,7 +152,8 @@ class Frame:
         words = words_for(language)
         try:
             slots = await view.slots(request, self.services, words)
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
+            log.error("database unavailable", extra={"path": request.url.path, "reason": str(error)})
             return PlainTextResponse(words["no_database"], 503, headers=NOT_KEPT | {"Retry-After": "2"})
         if "part" in request.query_params:
             part = slots.get(request.query_params["part"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import AppConfig
-from app.errors import BadInput
+from app.errors import BadInput, NotFound
 from app.numbers import many
 from app.security import log_signer
 from app.votes import audit
@@ -287,17 +287,19 @@ def forget_visitors(args: argparse.Namespace) -> int:
     with opened(config_of(args)) as database:
         try:
             kept = sum(audit.forget(database, visitor) for visitor in args.visitors)
-        finally:  # also for who asks a second time, as is said here
-            _empty_journal(database)
+        except NotFound as error:  # as for who asks a second time, which is what is said below
+            _empty_journal(database, f"{error}; and ")
+            raise
+        _empty_journal(database)
     say(args, {"votes": kept}, f"forgotten; {many(kept, 'vote')} kept, anonymous")
     return 0
 
 
-def _empty_journal(database: Database) -> None:
+def _empty_journal(database: Database, also: str = "") -> None:
     try:
         database.empty_journal()
     except DatabaseUnavailable as error:
         raise DatabaseUnavailable(
-            f"SQLite's journal still holds texts of who was forgotten: {error}. End that program and run this again; "
-            "once it says no more than that there is no such visitor, the journal is empty"
+            f"{also}SQLite's journal still holds texts of who was forgotten: {error}. End that program and run this "
+            "again; once it says no more than that there is no such visitor, the journal is empty"
         ) from error

@@ -174,7 +174,7 @@ def test_part_of_the_view_that_is_asked_for_anew_costs_only_itself():
 
 
 @pytest.mark.parametrize("query", [b"", b"part=x"])
-def test_page_whose_database_does_not_answer_says_so_and_shows_no_error_of_ours(query):
+def test_page_whose_database_does_not_answer_says_so_and_shows_no_error_of_ours(query, caplog):
     async def away(request, services, words):
         raise DatabaseUnavailable("locked")
 
@@ -183,3 +183,4 @@ def test_page_whose_database_does_not_answer_says_so_and_shows_no_error_of_ours(
     request = Request({"type": "http", "method": "GET", "path": "/x", "headers": [], "query_string": query})
     response = asyncio.run(frame.answer(view, request))
     assert response.status_code == 503 and response.body.decode() == words_for("en")["no_database"]
+    assert [(line.path, line.reason) for line in caplog.records] == [("/x", "locked")]

@@ -186,6 +186,7 @@ def test_a_row_that_no_engine_can_be_sent_fails_alone(site, engine, registry):
     until(lambda: statuses(registry) == {"alpha": "ready", "beta": "ready", "gamma": "failed"})
     assert "64-bit" in next(model.reason for model in registry.models() if model.name == "gamma")
     assert site.visitor().battle()[1].state == "votable"
+    assert not registry.change("gamma", enabled=False).enabled
 
 
 def test_a_model_over_which_the_engine_falls_fails_alone_and_is_tried_again(site, engine, registry):

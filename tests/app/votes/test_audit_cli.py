@@ -69,6 +69,9 @@ def test_texts_that_a_reader_keeps_in_the_journal_are_told_and_gone_once_it_has_
         assert main(forget) == 1
         told = capsys.readouterr().err
         assert "journal still holds texts" in told and "End that program" in told
+        assert main([*forget[:2], "nobody", *forget[3:]]) == 1
+        told = capsys.readouterr().err
+        assert "there is no visitor nobody; and SQLite's journal still holds" in told
         reader.execute("ROLLBACK")
         assert main(forget) == 1 and "there is no visitor slow" in capsys.readouterr().err
         assert (tmp_path / "arena.sqlite3-wal").stat().st_size == 0
