@@ -57,7 +57,13 @@ class EngineConfig:
         "Kernels to run; auto is Triton on an NVIDIA GPU, else C++ where it compiles, else the PyTorch reference.",
         choices=("auto", "triton", "cpu", "reference"),
     )
-    threads: int = setting(0, "Threads of a forward; 0 takes every core this process may use.", unit="threads", least=0)
+    threads: int = setting(
+        0,
+        "Threads of a forward; 0 takes every core this process may use, "
+        "and no more than its container's share pays for.",
+        unit="threads",
+        least=0,
+    )
     max_batch_tokens: int = setting(
         512, "Most tokens in one step, prefill chunks and decodes together.", unit="tokens", least=16
     )

@@ -41,8 +41,9 @@ BACKENDS: dict[str, Callable[..., Backend]] = {"reference": _open_reference, "cp
 def load(name: str = "auto", threads: int | None = None, *, cache_folder: Path | None = None) -> Backend:
     """The backend called `name`; "auto" takes the fastest that runs here and says in the log why another did not.
 
-    `threads` None means one for each processor this process may use. Compiled code is kept in `cache_folder`.
-    Raises ValueError for an unknown name, BackendUnavailable where a backend asked for by name cannot run.
+    `threads` None means one for each processor this process may use, as far as its container's share pays for them.
+    Compiled code is kept in `cache_folder`. Raises ValueError for an unknown name, BackendUnavailable where a backend
+    asked for by name cannot run.
     """
     if name != "auto":
         if name not in BACKENDS:

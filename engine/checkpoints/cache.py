@@ -38,10 +38,10 @@ def made_once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
             make(making)
             write_through(making)
             making.rename(made)
-            sync(home)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
+        sync_folder(home)
     return made
 
 
@@ -50,7 +50,7 @@ def write_through(folder: Path) -> None:
     for path, _, names in os.walk(folder):
         for name in names:
             sync(Path(path, name))
-        sync(Path(path))
+        sync_folder(Path(path))
 
 
 def sync(path: Path) -> None:
@@ -59,6 +59,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Where the file system has it for folders, as some shared ones have not."""
+    with contextlib.suppress(OSError):
+        sync(path)
 
 
 def need_space(folder: Path, num_bytes: int) -> None:

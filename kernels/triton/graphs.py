@@ -113,7 +113,8 @@ def capture(plan: Plan, run: Callable[[], Tensor], memory: Any) -> Captured:
             run()
     torch.cuda.current_stream().wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+    here = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails would not come back to it
+    with here, torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
         logits = run()
     return Captured(plan, logits, graph.replay, graph.pool())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -124,6 +126,15 @@ def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     made_once(tmp_path, "name", make)
     inside = [path.stat().st_ino for path in (made, made / "part", made / "part" / "weights")]
     assert named == {**dict.fromkeys(inside, False), made.parent.stat().st_ino: True}
+
+
+def test_a_file_system_that_writes_no_folder_through_is_used_all_the_same(tmp_path, monkeypatch):
+    def files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    assert made_once(tmp_path, "name", lambda folder: (folder / "weights").touch()).is_dir()
 
 
 def test_three_processes_make_a_folder_once(tmp_path):
