@@ -6,6 +6,7 @@ loads need 16 sequences of at most 1,200 tokens.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,9 @@ def launch_openvino(weights: str, cache: str) -> Callable[[Place, Sequence[int]]
     return launch
 
 
+TRANSFORMERS_MEMORY = 0.6  # of what is free, for KV; two servers of that size would not fit side by side
+
+
 def install_transformers(place: Place) -> None:
     place.make_environment()
     place.pip("torch==2.13.0")
@@ -144,6 +148,7 @@ def launch_transformers(place: Place, cores: Sequence[int]) -> Launch:
         (
             str(place.binary("transformers")), "serve", checkpoint, "--continuous-batching",
             "--dtype", "bfloat16", "--device", "cpu", "--host", "127.0.0.1", "--port", "{port}",
+            "--cb-max-memory-percent", f"{TRANSFORMERS_MEMORY * len(cores) / len(os.sched_getaffinity(0)):g}",
         ),
         checkpoint,
         {"OMP_NUM_THREADS": str(len(cores))},
