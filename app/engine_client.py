@@ -22,6 +22,7 @@ import httpx
 import orjson
 
 from app.memory import page_frames
+from db.tables import storable
 
 CONNECT_SECONDS = 5.0
 PAGE_FRAMES_SECONDS = 10.0  # of silence, when the engine sends a sign of life every two
@@ -161,7 +162,7 @@ class EngineClient:
                     if any(said for name, said in delta.items() if name != "role"):  # thoughts count as well
                         said_at = _now()
                     if text := delta.get("content"):
-                        yield Delta(text=text.replace("\0", "\N{SYMBOL FOR NULL}"))  # which a database can hold
+                        yield Delta(text=storable(text))
         if finish is None:
             raise EngineUnreachable("the stream ended before the answer did")
         yield Delta(

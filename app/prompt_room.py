@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from app.engine_client import EngineClient, EngineError, EngineRefused
 from app.errors import BadInput, BlankPrompt, NotReady, PromptTooLong
 from app.registry import ReadyModel
+from db.tables import storable
 
 LONGEST_TOKEN_CHARACTERS = 8  # of ordinary text; longer prompts are counted by growing parts of themselves
 MOST_TOKENS_A_BYTE = 2  # a token holds a byte at least; as much again for what a tokenizer rewrites
@@ -47,7 +48,7 @@ def checked_prompt(prompt: str) -> str:
         raise BadInput("This text holds half a character, which cannot be stored.") from None
     if not any(character.isprintable() and not character.isspace() for character in prompt):
         raise BlankPrompt("Please type a question first.")
-    return prompt.replace("\0", "\N{SYMBOL FOR NULL}")
+    return storable(prompt)
 
 
 class PromptRoom:

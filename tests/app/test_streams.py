@@ -281,10 +281,15 @@ def test_with_nobody_reading_both_sides_stop_within_two_seconds():
     assert len(turn.saved) == 1
 
 
+def slow_turn() -> Turn:
+    """Outlives many graces."""
+    slow = partial(speak, "x" * 5000, pause=0.01)
+    return Turn(grace=GRACE_SECONDS, a=slow, b=slow)
+
+
 def test_a_reader_whose_network_is_cut_is_nobody():
     async def body():
-        slow = partial(speak, "x" * 5000, pause=0.01)
-        turn, clock = Turn(grace=GRACE_SECONDS, a=slow, b=slow), asyncio.get_running_loop().time
+        turn, clock = slow_turn(), asyncio.get_running_loop().time
         began = clock()
         with turn.stream.audience.joined(lambda: clock() - began):
             await turn.stream.run()
@@ -296,8 +301,7 @@ def test_a_reader_whose_network_is_cut_is_nobody():
 
 def test_a_reader_who_comes_back_within_the_grace_has_all_of_it_again():
     async def body():
-        slow = partial(speak, "x" * 5000, pause=0.01)
-        turn = Turn(grace=GRACE_SECONDS, a=slow, b=slow)
+        turn = slow_turn()
         task = asyncio.create_task(turn.stream.run())
         while not task.done():
             with turn.stream.audience.joined(lambda: 0.0):
@@ -310,8 +314,7 @@ def test_a_reader_who_comes_back_within_the_grace_has_all_of_it_again():
 
 def test_who_asks_for_the_battle_now_and_then_reads_it():
     async def body():
-        slow = partial(speak, "x" * 5000, pause=0.01)
-        turn = Turn(grace=GRACE_SECONDS, a=slow, b=slow)
+        turn = slow_turn()
         task = asyncio.create_task(turn.stream.run())
         while not task.done():
             turn.stream.audience.touch()

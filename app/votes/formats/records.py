@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from db.tables import storable
+
 LONGEST_NAME = 200
-NUL = "\N{SYMBOL FOR NULL}"  # stands for the character itself, which PostgreSQL cannot hold
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # any offset from UTC leaves such a time a time
 
 
@@ -124,8 +125,8 @@ def checked(record: VoteRecord) -> VoteRecord:
             raise ValueError("a text holds half a character (a lone surrogate)") from None
     if record.created_at and not FIRST_YEAR <= record.created_at.year <= LAST_YEAR:
         raise ValueError(f"was cast in the year {record.created_at.year}")
-    storable = tuple(Said(*(text.replace("\0", NUL) for text in vars(said).values())) for said in record.conversation)
-    return replace(record, conversation=storable)
+    kept = tuple(Said(*map(storable, vars(said).values())) for said in record.conversation)
+    return replace(record, conversation=kept)
 
 
 # Conversations as lists of messages, the way most data sets keep them
